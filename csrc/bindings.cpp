@@ -1,0 +1,259 @@
+// The Python face of the core: types, the GIL, errors. No logic. dspark_edge/_core.pyi is its
+// contract.
+#include <pybind11/numpy.h>
+#include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
+
+#include "block_decoder.h"
+#include "device_memory.h"
+#include "errors.h"
+#include "vocabulary.h"
+
+namespace py = pybind11;
+using namespace dspark;
+
+namespace {
+
+// Model passes can take seconds: other Python threads go on meanwhile. The core never calls back.
+using NoGil = py::call_guard<py::gil_scoped_release>;
+
+void raise_as_python(const Error & error) {
+    if (error.kind == ErrorKind::value) {
+        PyErr_SetString(PyExc_ValueError, error.what());
+        return;
+    }
+    const char * name = "DecodeError";
+    switch (error.kind) {
+        case ErrorKind::model:
+            name = "ModelError";
+            break;
+        case ErrorKind::pair:
+            name = "PairError";
+            break;
+        case ErrorKind::context_full:
+            name = "ContextFullError";
+            break;
+        default:
+            break;
+    }
+    const py::object type = py::module_::import("dspark_edge.errors").attr(name);
+    PyErr_SetString(type.ptr(), error.what());
+}
+
+Draw draw_token(py::array_t<float, py::array::c_style | py::array::forcecast> logits,
+                const SamplingParams & sampling, int32_t position,
+                const std::vector<llama_token> & before) {
+    if (logits.ndim() != 1 || logits.size() < 1) {
+        throw Error(ErrorKind::value, "logits must be one row of at least one number");
+    }
+    if (!sampling.grammar.empty()) {
+        throw Error(ErrorKind::value, "draw_token takes no grammar: it has no vocabulary");
+    }
+    std::vector<float> row(logits.data(), logits.data() + logits.size());
+    const auto n = static_cast<int32_t>(row.size());
+    for (const llama_token token : before) {
+        if (token < 0 || token >= n) {
+            throw Error(ErrorKind::value,
+                        "token " + std::to_string(token) + " is not a column of the row");
+        }
+    }
+    return Sampler(sampling, nullptr, n).draw({row.data(), n}, position, before, false);
+}
+
+std::vector<std::pair<llama_token, float>> as_pairs(const std::vector<TokenLogprob> & list) {
+    std::vector<std::pair<llama_token, float>> pairs;
+    for (const auto & [token, logprob] : list) {
+        pairs.emplace_back(token, logprob);
+    }
+    return pairs;
+}
+
+void bind_records(py::module_ & m) {
+    py::class_<SamplingParams>(m, "SamplingConfig")
+        .def(py::init([](float temperature, int32_t top_k, float top_p, float min_p,
+                         float repeat_penalty, float frequency_penalty, float presence_penalty,
+                         int32_t penalty_last_n, uint64_t seed,
+                         std::vector<std::pair<llama_token, float>> logit_bias, std::string grammar,
+                         int32_t n_logprobs) {
+                 return SamplingParams{temperature,
+                                       top_k,
+                                       top_p,
+                                       min_p,
+                                       repeat_penalty,
+                                       frequency_penalty,
+                                       presence_penalty,
+                                       penalty_last_n,
+                                       seed,
+                                       std::move(logit_bias),
+                                       std::move(grammar),
+                                       n_logprobs};
+             }),
+             py::kw_only(), py::arg("temperature") = 0.0f, py::arg("top_k") = 0,
+             py::arg("top_p") = 1.0f, py::arg("min_p") = 0.0f, py::arg("repeat_penalty") = 1.0f,
+             py::arg("frequency_penalty") = 0.0f, py::arg("presence_penalty") = 0.0f,
+             py::arg("penalty_last_n") = 64, py::arg("seed") = 0,
+             py::arg("logit_bias") = std::vector<std::pair<llama_token, float>>{},
+             py::arg("grammar") = "", py::arg("n_logprobs") = -1);
+
+    py::class_<DecoderConfig>(m, "DecoderConfig")
+        .def(py::init([](std::string target_path, uintptr_t target_address,
+                         std::string drafter_path, int32_t n_ctx, int32_t n_seq, int32_t n_batch,
+                         int32_t n_threads, int32_t n_gpu_layers, int32_t max_verify_len) {
+                 return DecoderConfig{std::move(target_path),
+                                      target_address,
+                                      std::move(drafter_path),
+                                      n_ctx,
+                                      n_seq,
+                                      n_batch,
+                                      n_threads,
+                                      n_gpu_layers,
+                                      max_verify_len};
+             }),
+             py::kw_only(), py::arg("target_path") = "", py::arg("target_address") = 0,
+             py::arg("drafter_path") = "", py::arg("n_ctx") = 4096, py::arg("n_seq") = 4,
+             py::arg("n_batch") = 512, py::arg("n_threads") = 0, py::arg("n_gpu_layers") = -1,
+             py::arg("max_verify_len") = 8);
+
+    py::class_<Draft>(m, "Draft")
+        .def_readonly("tokens", &Draft::tokens)
+        .def_readonly("confidence", &Draft::confidence)
+        .def_readonly("certainty", &Draft::certainty);
+
+    py::class_<Verdict>(m, "Verdict")
+        .def_readonly("tokens", &Verdict::tokens)
+        .def_readonly("n_accepted", &Verdict::n_accepted)
+        .def_readonly("margins", &Verdict::margins)
+        .def_readonly("error", &Verdict::error)
+        .def_property_readonly("logprobs", [](const Verdict & verdict) {
+            std::vector<std::vector<std::pair<llama_token, float>>> lists;
+            for (const auto & list : verdict.logprobs) {
+                lists.push_back(as_pairs(list));
+            }
+            return lists;
+        });
+
+    py::class_<DeviceMemory>(m, "DeviceMemory")
+        .def_readonly("name", &DeviceMemory::name)
+        .def_readonly("kind", &DeviceMemory::kind)
+        .def_readonly("free_bytes", &DeviceMemory::free_bytes)
+        .def_readonly("total_bytes", &DeviceMemory::total_bytes);
+
+    py::class_<MemoryUse>(m, "MemoryUse")
+        .def_readonly("target_model_bytes", &MemoryUse::target_model)
+        .def_readonly("target_context_bytes", &MemoryUse::target_context)
+        .def_readonly("target_compute_bytes", &MemoryUse::target_compute)
+        .def_readonly("drafter_model_bytes", &MemoryUse::drafter_model)
+        .def_readonly("drafter_context_bytes", &MemoryUse::drafter_context)
+        .def_readonly("drafter_compute_bytes", &MemoryUse::drafter_compute);
+}
+
+void bind_decoder(py::module_ & m) {
+    py::class_<BlockDecoder>(m, "BlockDecoder")
+        .def(py::init<const DecoderConfig &>(), NoGil(), py::arg("config"))
+        .def("open_sequence", &BlockDecoder::open_sequence, NoGil(), py::arg("seq_id"),
+             py::arg("sampling"))
+        .def("close_sequence", &BlockDecoder::close_sequence, NoGil(), py::arg("seq_id"))
+        .def("n_past", &BlockDecoder::n_past, py::arg("seq_id"))
+        .def("prefill", &BlockDecoder::prefill, NoGil(), py::arg("seq_id"), py::arg("tokens"))
+        .def("rewind", &BlockDecoder::rewind, NoGil(), py::arg("seq_id"), py::arg("n_keep"))
+        .def("draft", &BlockDecoder::draft, NoGil(), py::arg("seq_ids"), py::arg("anchors"))
+        .def("verify", &BlockDecoder::verify, NoGil(), py::arg("seq_ids"), py::arg("verify_tokens"))
+        .def("time_step", &BlockDecoder::time_step, NoGil(), py::arg("n_tokens"), py::arg("depth"))
+        .def("time_draft", &BlockDecoder::time_draft, NoGil(), py::arg("n_seq"))
+        .def("release_drafter", &BlockDecoder::release_drafter, NoGil())
+        .def("close", &BlockDecoder::close, NoGil())
+        .def("memory_use", &BlockDecoder::memory_use)
+        .def(
+            "tokenize",
+            [](BlockDecoder & self, const std::string & text, bool add_special,
+               bool parse_special) {
+                return tokenize(self.pair().vocab(), text, add_special, parse_special);
+            },
+            NoGil(), py::arg("text"), py::arg("add_special") = true,
+            py::arg("parse_special") = true)
+        .def(
+            "token_bytes",
+            [](BlockDecoder & self, llama_token token, bool special) {
+                return py::bytes(token_bytes(self.pair().vocab(), token, special));
+            },
+            py::arg("token"), py::arg("special") = false)
+        .def(
+            "metadata",
+            [](BlockDecoder & self, const std::string & key) {
+                return metadata(self.pair().target(), key.c_str());
+            },
+            py::arg("key"))
+        .def_property_readonly("eog_tokens",
+                               [](BlockDecoder & self) { return eog_tokens(self.pair().vocab()); })
+        .def_property_readonly(
+            "bos_token", [](BlockDecoder & self) { return llama_vocab_bos(self.pair().vocab()); })
+        .def_property_readonly(
+            "eos_token", [](BlockDecoder & self) { return llama_vocab_eos(self.pair().vocab()); })
+        .def_property_readonly("n_ctx", [](BlockDecoder & self) { return self.config().n_ctx; })
+        .def_property_readonly("n_seq", [](BlockDecoder & self) { return self.config().n_seq; })
+        .def_property_readonly("n_batch", [](BlockDecoder & self) { return self.config().n_batch; })
+        .def_property_readonly("max_verify_len",
+                               [](BlockDecoder & self) { return self.config().max_verify_len; })
+        .def_property_readonly("n_vocab", &BlockDecoder::n_vocab)
+        .def_property_readonly(
+            "n_ctx_train",
+            [](BlockDecoder & self) { return llama_model_n_ctx_train(self.pair().target()); })
+        .def_property_readonly("has_drafter", &BlockDecoder::has_drafter)
+        .def_property_readonly(
+            "block_size",
+            [](BlockDecoder & self) {
+                return self.has_drafter() ? self.pair().drafter_file()->block_size : 0;
+            })
+        .def_property_readonly("n_draft",
+                               [](BlockDecoder & self) {
+                                   return self.has_drafter() ? self.pair().drafter_file()->n_draft()
+                                                             : 0;
+                               })
+        .def_property_readonly("has_confidence",
+                               [](BlockDecoder & self) {
+                                   return self.has_drafter() &&
+                                          self.pair().drafter_file()->has_confidence;
+                               })
+        .def_property_readonly("can_roll_back",
+                               [](BlockDecoder & self) { return self.pair().can_roll_back(); })
+        .def_property_readonly(
+            "no_roll_back_reason",
+            [](BlockDecoder & self) { return self.pair().no_roll_back_reason(); })
+        .def_property_readonly("decode_s", &BlockDecoder::decode_s)
+        .def_property_readonly("n_rebuilds", &BlockDecoder::n_rebuilds);
+}
+
+}  // namespace
+
+PYBIND11_MODULE(_core, m) {
+    m.doc() = "Drafts blocks and verifies them against llama.cpp contexts.";
+    m.attr("built_against") = LLAMA_CPP_PYTHON_VERSION;
+    py::register_local_exception_translator([](std::exception_ptr pointer) {
+        try {
+            if (pointer) {
+                std::rethrow_exception(pointer);
+            }
+        } catch (const Error & error) {
+            raise_as_python(error);
+        }
+    });
+    bind_records(m);
+    bind_decoder(m);
+    m.def("device_memory", &device_memory);
+    m.def(
+        "draw_token",
+        [](const py::array_t<float, py::array::c_style | py::array::forcecast> & logits,
+           const SamplingParams & sampling, int32_t position,
+           const std::vector<llama_token> & before) {
+            const Draw draw = draw_token(logits, sampling, position, before);
+            return py::make_tuple(draw.token, draw.margin);
+        },
+        py::arg("logits"), py::arg("sampling"), py::arg("position"),
+        py::arg("before") = std::vector<llama_token>{});
+    m.def(
+        "gumbel_noise",
+        [](uint64_t seed, int32_t position, llama_token token) {
+            return Noise(seed, position).gumbel(token);
+        },
+        py::arg("seed"), py::arg("position"), py::arg("token"));
+}

@@ -1,0 +1,20 @@
+// Free and total memory of the devices that llama.cpp sees. Knows no models.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace dspark {
+
+struct DeviceMemory {
+    std::string name;
+    std::string kind;  // "cpu", "gpu", "igpu" (shares the system's memory) or "accel"
+    uint64_t free_bytes;
+    uint64_t total_bytes;
+};
+
+// For the CPU ggml reports the total as free: read RAM from the system instead.
+std::vector<DeviceMemory> device_memory();
+
+}  // namespace dspark

@@ -1,0 +1,72 @@
+// What a drafter's GGUF file says about itself: layout of the block, heads, reduced vocabulary.
+//
+// Everything that llama.cpp would only assert on while building its graph is checked here first,
+// so that a damaged file is an error and not an abort. Knows no contexts and no target.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "gguf.h"
+#include "llama.h"
+
+namespace dspark {
+
+// A tensor's rows inside the mapped file; row r is dequantised on demand.
+struct FileTensor {
+    const uint8_t * data = nullptr;
+    ggml_type type = GGML_TYPE_F32;
+    int64_t n_columns = 0;
+    int64_t n_rows = 0;
+
+    explicit operator bool() const { return data != nullptr; }
+    void read_row(int64_t row, float * out) const;
+};
+
+class MappedFile;
+
+class DrafterFile {
+  public:
+    // Throws Error(pair) with the reason when the file is not a drafter that llama.cpp can run.
+    explicit DrafterFile(const std::string & path);
+    ~DrafterFile();
+
+    const std::string & path() const { return path_; }
+
+    int32_t block_size = 0;          // tokens that go into one drafter pass, per sequence
+    bool sample_from_anchor = true;  // slot 0 gives a draft token
+    bool causal = false;             // attention inside the block
+    bool has_confidence = false;
+    std::vector<int32_t> target_layers;
+    std::vector<llama_token> draft_ids;  // d2t: token of each draft column; empty: all tokens
+
+    FileTensor markov_w1;  // {rank, n_vocab}; empty for a DFlash drafter
+    FileTensor markov_w2;  // {rank, n_draft_vocab}
+    float markov_w2_scale = 1.0f;
+    FileTensor conf_proj;  // {n_embd + rank, 1}
+
+    // Draft tokens one pass yields: DFlash and bonus-anchor layouts give none in slot 0.
+    int32_t first_slot() const { return markov_w1 && sample_from_anchor ? 0 : 1; }
+    int32_t n_draft() const { return block_size - first_slot(); }
+
+  private:
+    struct GgufDeleter {
+        void operator()(gguf_context * ctx) const { gguf_free(ctx); }
+    };
+
+    [[noreturn]] void reject(const std::string & why) const;
+    void read_metadata();
+    void read_tensors();
+    int64_t read_int(const char * key, int64_t fallback) const;
+    bool read_bool(const char * key, bool fallback) const;
+    std::vector<int32_t> read_int_array(const char * key) const;
+    FileTensor find_tensor(const char * name) const;
+
+    std::string path_;
+    std::unique_ptr<MappedFile> file_;
+    std::unique_ptr<gguf_context, GgufDeleter> gguf_;
+};
+
+}  // namespace dspark

@@ -1,0 +1,69 @@
+// A target and an optional drafter, loaded, checked to belong together, with a context each.
+//
+// Owns models and contexts and the order in which they go. Knows no sequences, positions or
+// tokens of any request.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "drafter_file.h"
+#include "llama-cpp.h"
+
+namespace dspark {
+
+struct DecoderConfig {
+    std::string target_path;       // a GGUF file, or:
+    uintptr_t target_address = 0;  // a llama_model* that the caller keeps alive
+    std::string drafter_path;      // empty: no drafter
+    int32_t n_ctx = 4096;          // tokens one sequence can hold
+    int32_t n_seq = 4;             // sequences
+    int32_t n_batch = 512;         // tokens in one pass at most
+    int32_t n_threads = 0;         // 0: all cores
+    int32_t n_gpu_layers = -1;     // -1: all that fit the backend's own rule
+    int32_t max_verify_len = 8;    // draft tokens per sequence and round at most
+};
+
+class ModelPair {
+  public:
+    // Throws Error(value), Error(model) or Error(pair).
+    explicit ModelPair(const DecoderConfig & config);
+
+    const llama_vocab * vocab() const { return llama_model_get_vocab(target_); }
+    const llama_model * target() const { return target_; }
+    llama_context * target_ctx() const { return target_ctx_.get(); }
+    llama_context * drafter_ctx() const { return drafter_ctx_.get(); }  // null: no drafter
+    const llama_model * drafter() const { return drafter_model_.get(); }
+    const DrafterFile * drafter_file() const { return drafter_file_.get(); }
+
+    // Frees the drafter: context first, then weights.
+    void release_drafter();
+
+    // Whether rejected tokens can leave the target's cache; if not, why.
+    bool can_roll_back() const { return no_roll_back_reason_.empty(); }
+    const std::string & no_roll_back_reason() const { return no_roll_back_reason_; }
+    bool is_recurrent() const { return is_recurrent_; }
+    int32_t n_feature() const { return n_feature_; }  // floats per token that the drafter reads
+
+  private:
+    void check_config(const DecoderConfig & config) const;
+    void load_target(const DecoderConfig & config);
+    void load_drafter(const DecoderConfig & config);
+    void check_pair() const;
+
+    llama_model_ptr owned_target_;
+    llama_model * target_ = nullptr;
+    llama_context_ptr target_ctx_;
+    std::unique_ptr<DrafterFile> drafter_file_;
+    llama_model_ptr drafter_model_;
+    llama_context_ptr drafter_ctx_;  // refers to target_ctx_: declared after it, freed before it
+    bool is_recurrent_ = false;
+    std::string no_roll_back_reason_;
+    int32_t n_feature_ = 0;
+};
+
+std::string metadata(const llama_model * model, const char * key);
+
+}  // namespace dspark

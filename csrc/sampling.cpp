@@ -1,0 +1,439 @@
+#include "sampling.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <limits>
+
+#include "errors.h"
+
+namespace dspark {
+
+namespace {
+
+constexpr float kNegInf = -std::numeric_limits<float>::infinity();
+constexpr float kMinTemperature = 1e-3f;  // below it noise cannot matter: the same as 0
+constexpr int kLanes = 16;  // independent maxima, so that the compiler can use vector registers
+constexpr int kBlock = 256;
+
+uint64_t mix64(uint64_t x) {
+    x ^= x >> 30;
+    x *= 0xBF58476D1CE4E5B9ull;
+    x ^= x >> 27;
+    x *= 0x94D049BB133111EBull;
+    return x ^ (x >> 31);
+}
+
+float block_max(const float * x, int n) {
+    float lanes[kLanes];
+    for (int j = 0; j < kLanes; ++j) {
+        lanes[j] = kNegInf;
+    }
+    int i = 0;
+    for (; i + kLanes <= n; i += kLanes) {
+        for (int j = 0; j < kLanes; ++j) {
+            lanes[j] = x[i + j] > lanes[j] ? x[i + j] : lanes[j];
+        }
+    }
+    for (; i < n; ++i) {
+        lanes[0] = x[i] > lanes[0] ? x[i] : lanes[0];
+    }
+    float best = lanes[0];
+    for (int j = 1; j < kLanes; ++j) {
+        best = lanes[j] > best ? lanes[j] : best;
+    }
+    return best;
+}
+
+// The two best columns by logit; ties go to the lower column, as in ggml's argmax.
+struct TopTwo {
+    int32_t first = -1;
+    int32_t second = -1;
+};
+
+TopTwo top_two(const float * x, int32_t n) {
+    TopTwo top;
+    float first = kNegInf;
+    float second = kNegInf;
+    for (int32_t begin = 0; begin < n; begin += kBlock) {
+        const int32_t end = std::min(begin + kBlock, n);
+        if (block_max(x + begin, end - begin) <= second) {
+            continue;  // nothing in this block can enter
+        }
+        for (int32_t i = begin; i < end; ++i) {
+            if (x[i] > first) {
+                second = first;
+                top.second = top.first;
+                first = x[i];
+                top.first = i;
+            } else if (x[i] > second) {
+                second = x[i];
+                top.second = i;
+            }
+        }
+    }
+    return top;
+}
+
+// An upper bound of the Gumbel noise that `bits` stands for, cheap enough for every token.
+// With w = 1 - u: -ln(u) >= w, so noise <= -ln(w); and log2(w) is bounded from below by the chord
+// that a float's exponent and mantissa form.
+float gumbel_bound(uint32_t bits) {
+    const float half_w = static_cast<float>(static_cast<int32_t>(~bits >> 1));
+    int32_t as_int;
+    std::memcpy(&as_int, &half_w, sizeof as_int);
+    const float log2_below = static_cast<float>(as_int) * (1.0f / 8388608.0f) - 127.0f;
+    constexpr float kLn2 = 0.69314718f;
+    return kLn2 * (31.0f - log2_below);
+}
+
+bool finite_in(float x, float low, float high) { return std::isfinite(x) && x >= low && x <= high; }
+
+[[noreturn]] void bad_value(const std::string & name, float value, const std::string & limit) {
+    throw Error(ErrorKind::value, name + " is " + std::to_string(value) + "; it must be " + limit);
+}
+
+// Logits of a row sorted into buckets by distance from the maximum, to find the k-th largest value
+// or the edge of a nucleus without sorting the row.
+class LogitBuckets {
+  public:
+    LogitBuckets(LogitRow row, float max_logit) : row_(row), max_(max_logit) {
+        std::fill(count_, count_ + kBuckets, 0);
+        for (int32_t i = 0; i < row.n; ++i) {
+            if (row.logits[i] != kNegInf) {
+                ++count_[bucket(row.logits[i])];
+            }
+        }
+    }
+
+    // The k-th largest logit, or -inf when there are fewer than k.
+    float kth_largest(int32_t k, std::vector<float> & scratch) const {
+        int32_t above = 0;
+        for (int b = 0; b < kBuckets; ++b) {
+            if (above + count_[b] < k) {
+                above += count_[b];
+                continue;
+            }
+            collect(b, scratch);
+            std::nth_element(scratch.begin(), scratch.begin() + (k - above - 1), scratch.end(),
+                             std::greater<float>());
+            return scratch[k - above - 1];
+        }
+        return kNegInf;
+    }
+
+    // The lowest logit of the smallest set of likeliest tokens at or above `floor` whose
+    // probability, among those, reaches p.
+    float nucleus_edge(float p, float floor, std::vector<float> & scratch) const {
+        double mass[kBuckets] = {};
+        double total = 0.0;
+        for (int32_t i = 0; i < row_.n; ++i) {
+            const float z = row_.logits[i];
+            if (z >= floor && z != kNegInf) {
+                const double e = std::exp(z - max_);
+                mass[bucket(z)] += e;
+                total += e;
+            }
+        }
+        double above = 0.0;
+        for (int b = 0; b < kBuckets; ++b) {
+            if (above + mass[b] < p * total) {
+                above += mass[b];
+                continue;
+            }
+            collect(b, scratch);
+            std::sort(scratch.begin(), scratch.end(), std::greater<float>());
+            for (const float z : scratch) {
+                above += std::exp(z - max_);
+                if (above >= p * total) {
+                    return std::max(z, floor);
+                }
+            }
+        }
+        return floor;
+    }
+
+  private:
+    static constexpr int kBuckets = 512;
+    static constexpr float kPerUnit = 16.0f;  // buckets per unit of logit; the last one is open
+
+    int bucket(float z) const {
+        const float distance = (max_ - z) * kPerUnit;
+        return distance < kBuckets - 1 ? static_cast<int>(distance) : kBuckets - 1;
+    }
+
+    void collect(int b, std::vector<float> & scratch) const {
+        scratch.clear();
+        for (int32_t i = 0; i < row_.n; ++i) {
+            const float z = row_.logits[i];
+            if (z != kNegInf && bucket(z) == b) {
+                scratch.push_back(z);
+            }
+        }
+    }
+
+    LogitRow row_;
+    float max_;
+    int32_t count_[kBuckets];
+};
+
+}  // namespace
+
+void SamplingParams::check(int32_t n_vocab) const {
+    if (!finite_in(temperature, 0.0f, 100.0f)) bad_value("temperature", temperature, "0 to 100");
+    if (top_k < 0) bad_value("top_k", static_cast<float>(top_k), "0 (off) or more");
+    if (!(top_p > 0.0f && top_p <= 1.0f)) bad_value("top_p", top_p, "above 0, at most 1");
+    if (!finite_in(min_p, 0.0f, 1.0f)) bad_value("min_p", min_p, "0 to 1");
+    if (!(repeat_penalty > 0.0f && repeat_penalty <= 100.0f)) {
+        bad_value("repeat_penalty", repeat_penalty, "above 0, at most 100");
+    }
+    if (!finite_in(frequency_penalty, -100.0f, 100.0f)) {
+        bad_value("frequency_penalty", frequency_penalty, "-100 to 100");
+    }
+    if (!finite_in(presence_penalty, -100.0f, 100.0f)) {
+        bad_value("presence_penalty", presence_penalty, "-100 to 100");
+    }
+    if (penalty_last_n < 0) {
+        bad_value("penalty_last_n", static_cast<float>(penalty_last_n), "0 or more");
+    }
+    if (n_logprobs < -1 || n_logprobs > n_vocab) {
+        bad_value("logprobs", static_cast<float>(n_logprobs),
+                  "0 to the vocabulary size, " + std::to_string(n_vocab));
+    }
+    for (const auto & [token, bias] : logit_bias) {
+        if (token < 0 || token >= n_vocab) {
+            bad_value("logit_bias token", static_cast<float>(token),
+                      "0 to " + std::to_string(n_vocab - 1));
+        }
+        if (std::isnan(bias) || bias == -kNegInf) {
+            bad_value("logit_bias of token " + std::to_string(token), bias, "finite or -inf");
+        }
+    }
+}
+
+Noise::Noise(uint64_t seed, int32_t position) {
+    const uint64_t key =
+        mix64(mix64(seed + 0x9E3779B97F4A7C15ull) +
+              static_cast<uint64_t>(static_cast<uint32_t>(position)) * 0xD1B54A32D192ED03ull);
+    key0_ = static_cast<uint32_t>(key);
+    key1_ = static_cast<uint32_t>(key >> 32);
+}
+
+double Noise::gumbel(llama_token token) const {
+    const double u = (bits(static_cast<uint32_t>(token)) + 0.5) * 0x1p-32;
+    return -std::log(-std::log(u));
+}
+
+std::vector<TokenLogprob> logprobs(const float * logits, int32_t n_vocab, llama_token token,
+                                   int32_t n) {
+    const float max_logit = block_max(logits, n_vocab);
+    double sum = 0.0;
+    for (int32_t i = 0; i < n_vocab; ++i) {
+        sum += std::exp(static_cast<double>(logits[i] - max_logit));
+    }
+    const double log_sum = max_logit + std::log(sum);
+
+    std::vector<TokenLogprob> result;
+    result.push_back({token, static_cast<float>(logits[token] - log_sum)});
+    std::vector<llama_token> order(n_vocab);
+    for (int32_t i = 0; i < n_vocab; ++i) {
+        order[i] = i;
+    }
+    std::partial_sort(order.begin(), order.begin() + n, order.end(),
+                      [&](llama_token a, llama_token b) {
+                          return logits[a] != logits[b] ? logits[a] > logits[b] : a < b;
+                      });
+    for (int32_t i = 0; i < n; ++i) {
+        result.push_back({order[i], static_cast<float>(logits[order[i]] - log_sum)});
+    }
+    return result;
+}
+
+Draw argmax(LogitRow row) {
+    const TopTwo top = top_two(row.logits, row.n);
+    if (top.first < 0) {
+        return {};
+    }
+    const float runner_up = top.second < 0 ? kNegInf : row.logits[top.second];
+    return {top.first, row.token(top.first), row.logits[top.first] - runner_up};
+}
+
+Sampler::Sampler(const SamplingParams & params, const llama_vocab * vocab, int32_t n_vocab)
+    : params_(params) {
+    params.check(n_vocab);
+    if (params_.temperature < kMinTemperature) {
+        params_.temperature = 0.0f;
+    }
+    if (!params.grammar.empty()) {
+        // llama.cpp prints the parse error to its log and returns null.
+        grammar_.reset(llama_sampler_init_grammar(vocab, params.grammar.c_str(), "root"));
+        if (!grammar_) {
+            throw Error(ErrorKind::value,
+                        "the grammar does not parse, or has no rule named root; see GBNF's syntax");
+        }
+        grammar_row_.reserve(n_vocab);
+    }
+}
+
+bool Sampler::plain_greedy() const {
+    const bool penalties = params_.repeat_penalty != 1.0f || params_.frequency_penalty != 0.0f ||
+                           params_.presence_penalty != 0.0f;
+    return params_.temperature <= 0.0f && !penalties && params_.logit_bias.empty();
+}
+
+Draw Sampler::draw(LogitRow row, int32_t position, const std::vector<llama_token> & before,
+                   bool with_grammar) {
+    apply_penalties(row, before);
+    apply_logit_bias(row);
+    const bool noisy = params_.temperature > 0.0f;
+    Draw winner = noisy ? gumbel_argmax(row, position) : argmax(row);
+    if (with_grammar && grammar_ && winner.index >= 0 && !grammar_allows(winner.token)) {
+        // The winner over all tokens is the winner over the allowed ones if it is allowed; only
+        // here the whole row has to be filtered. Same noise, so still one draw.
+        apply_grammar(row);
+        winner = noisy ? gumbel_argmax(row, position) : argmax(row);
+    }
+    return winner;
+}
+
+void Sampler::accept(llama_token token) {
+    if (grammar_) {
+        llama_sampler_accept(grammar_.get(), token);
+    }
+}
+
+void Sampler::apply_penalties(LogitRow row, const std::vector<llama_token> & before) const {
+    if (params_.repeat_penalty == 1.0f && params_.frequency_penalty == 0.0f &&
+        params_.presence_penalty == 0.0f) {
+        return;
+    }
+    const size_t n = std::min<size_t>(before.size(), static_cast<size_t>(params_.penalty_last_n));
+    std::vector<llama_token> window(before.end() - n, before.end());
+    std::sort(window.begin(), window.end());
+    for (size_t i = 0; i < window.size();) {
+        size_t end = i;
+        while (end < window.size() && window[end] == window[i]) {
+            ++end;
+        }
+        const int32_t column = row.index_of ? row.index_of[window[i]] : window[i];
+        if (column >= 0) {
+            float & z = row.logits[column];
+            z = z <= 0.0f ? z * params_.repeat_penalty : z / params_.repeat_penalty;
+            z -= static_cast<float>(end - i) * params_.frequency_penalty + params_.presence_penalty;
+        }
+        i = end;
+    }
+}
+
+void Sampler::apply_logit_bias(LogitRow row) const {
+    for (const auto & [token, bias] : params_.logit_bias) {
+        const int32_t column = row.index_of ? row.index_of[token] : token;
+        if (column >= 0) {
+            row.logits[column] += bias;
+        }
+    }
+}
+
+bool Sampler::grammar_allows(llama_token token) {
+    llama_token_data one{token, 0.0f, 0.0f};
+    llama_token_data_array candidates{&one, 1, -1, false};
+    llama_sampler_apply(grammar_.get(), &candidates);
+    return one.logit != kNegInf;
+}
+
+void Sampler::apply_grammar(LogitRow row) {
+    grammar_row_.clear();
+    for (int32_t i = 0; i < row.n; ++i) {
+        if (row.logits[i] != kNegInf) {
+            grammar_row_.push_back({i, row.logits[i], 0.0f});
+        }
+    }
+    llama_token_data_array candidates{grammar_row_.data(), grammar_row_.size(), -1, false};
+    llama_sampler_apply(grammar_.get(), &candidates);
+    for (const llama_token_data & candidate : grammar_row_) {
+        row.logits[candidate.id] = candidate.logit;
+    }
+}
+
+float Sampler::truncation_threshold(LogitRow row, float max_logit) {
+    float threshold = kNegInf;
+    const bool by_rank = params_.top_k > 0 && params_.top_k < row.n;
+    if (by_rank || params_.top_p < 1.0f) {
+        const LogitBuckets buckets(row, max_logit);
+        if (by_rank) {
+            threshold = buckets.kth_largest(params_.top_k, scratch_);
+        }
+        if (params_.top_p < 1.0f) {
+            threshold = buckets.nucleus_edge(params_.top_p, threshold, scratch_);
+        }
+    }
+    if (params_.min_p > 0.0f) {
+        threshold = std::max(threshold, max_logit + std::log(params_.min_p));
+    }
+    return threshold;
+}
+
+Draw Sampler::gumbel_argmax(LogitRow row, int32_t position) {
+    const TopTwo top = top_two(row.logits, row.n);
+    if (top.first < 0 || !std::isfinite(row.logits[top.first])) {
+        return {};
+    }
+    const Noise noise(params_.seed, position);
+    const float threshold = truncation_threshold(row, row.logits[top.first]);
+    const float inv_temperature = 1.0f / params_.temperature;
+    // Bounds are computed in single precision: the slack covers their rounding.
+    const double slack = 1e-3 + 1e-6 * std::abs(row.logits[top.first] * inv_temperature);
+
+    int32_t winner = -1;
+    double best = kNegInf;
+    double second = kNegInf;
+    const auto consider = [&](int32_t i) {
+        if (row.logits[i] < threshold) {
+            return;
+        }
+        const double score =
+            static_cast<double>(row.logits[i]) * inv_temperature + noise.gumbel(row.token(i));
+        if (score > best || (score == best && i < winner)) {
+            second = best;
+            best = score;
+            winner = i;
+        } else if (score > second) {
+            second = score;
+        }
+    };
+    // The likeliest two first: their scores make the bound below tight from the start.
+    consider(top.first);
+    if (top.second >= 0) {
+        consider(top.second);
+    }
+
+    float bound[kBlock];
+    for (int32_t begin = 0; begin < row.n; begin += kBlock) {
+        const int32_t n = std::min(kBlock, row.n - begin);
+        const float * logits = row.logits + begin;
+        if (row.ids) {
+            for (int32_t i = 0; i < n; ++i) {
+                bound[i] = logits[i] * inv_temperature +
+                           gumbel_bound(noise.bits(static_cast<uint32_t>(row.ids[begin + i])));
+            }
+        } else {
+            for (int32_t i = 0; i < n; ++i) {
+                bound[i] = logits[i] * inv_temperature +
+                           gumbel_bound(noise.bits(static_cast<uint32_t>(begin + i)));
+            }
+        }
+        if (block_max(bound, n) <= second - slack) {
+            continue;
+        }
+        for (int32_t i = 0; i < n; ++i) {
+            const int32_t column = begin + i;
+            if (bound[i] > second - slack && column != top.first && column != top.second) {
+                consider(column);
+            }
+        }
+    }
+    const double margin = (best - second) * params_.temperature;
+    return {winner, row.token(winner), static_cast<float>(margin)};
+}
+
+}  // namespace dspark
