@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.metadata
 import importlib.util
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -20,7 +21,9 @@ def site_packages_of_llama_cpp() -> Path:
     """The folder that holds llama_cpp/, include/llama.h and the libraries."""
     spec = importlib.util.find_spec("llama_cpp")
     if spec is None or spec.origin is None:
-        raise SystemExit("llama-cpp-python is needed to build: pip install llama-cpp-python==0.3.36")
+        raise SystemExit(
+            "llama-cpp-python is needed to build: pip install llama-cpp-python==0.3.36"
+        )
     return Path(spec.origin).parent.parent
 
 
@@ -47,6 +50,10 @@ class CMakeBuild(build_ext):
         subprocess.run(configure, check=True)
         jobs = str(os.cpu_count() or 1)
         subprocess.run(["cmake", "--build", str(build), "--parallel", jobs], check=True)
+        # Python run from a checkout imports the package beside it, not the installed one.
+        in_checkout = HERE / "dspark_edge" / module.name
+        if in_checkout != module:
+            shutil.copy2(module, in_checkout)
 
 
 setup(

@@ -1,0 +1,26 @@
+"""The dspark-edge command: one word picks the program."""
+
+from __future__ import annotations
+
+import sys
+
+COMMANDS = ("chat", "bench")
+
+
+def main() -> int:
+    """Runs `dspark-edge COMMAND ...`; returns its exit code."""
+    name = sys.argv[1] if len(sys.argv) > 1 else ""
+    if name == "chat":
+        from . import chat
+
+        return chat.main(sys.argv[2:])
+    if name == "bench":
+        from . import bench
+
+        return bench.main(sys.argv[2:])
+    print(f"usage: dspark-edge {{{','.join(COMMANDS)}}} ...", file=sys.stderr)
+    return 2
+
+
+if __name__ == "__main__":
+    sys.exit(main())

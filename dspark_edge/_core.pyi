@@ -1,0 +1,234 @@
+"""Contract of the C++ core (csrc/).
+
+All calls that run a model drop the GIL. A second thread that enters a BlockDecoder while a call is
+running gets DecodeError. Wrong arguments raise ValueError. Nothing here keeps a reference to the
+lists that it is given.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+built_against: str  # version of llama-cpp-python
+
+class SamplingConfig:
+    """How one sequence is sampled. Checked when it is used, not when it is made."""
+
+    def __init__(
+        self,
+        *,
+        temperature: float = 0.0,
+        top_k: int = 0,
+        top_p: float = 1.0,
+        min_p: float = 0.0,
+        repeat_penalty: float = 1.0,
+        frequency_penalty: float = 0.0,
+        presence_penalty: float = 0.0,
+        penalty_last_n: int = 64,
+        seed: int = 0,
+        logit_bias: Sequence[tuple[int, float]] = ...,
+        grammar: str = "",
+        n_logprobs: int = -1,
+    ) -> None: ...
+
+class DecoderConfig:
+    """What a BlockDecoder loads: exactly one of target_path and target_address (a llama_model* that
+    the caller keeps alive), and how large its contexts are. n_ctx is per sequence."""
+
+    def __init__(
+        self,
+        *,
+        target_path: str = "",
+        target_address: int = 0,
+        drafter_path: str = "",
+        n_ctx: int = 4096,
+        n_seq: int = 4,
+        n_batch: int = 512,
+        n_threads: int = 0,
+        n_gpu_layers: int = -1,
+        max_verify_len: int = 8,
+    ) -> None: ...
+
+class DrafterFile:
+    """What a drafter's GGUF says about itself. Raises PairError when it is not a usable drafter."""
+
+    def __init__(self, path: str) -> None: ...
+    @property
+    def block_size(self) -> int: ...
+    @property
+    def n_draft(self) -> int: ...
+    @property
+    def has_confidence(self) -> bool: ...
+    @property
+    def has_markov_head(self) -> bool: ...
+    @property
+    def sample_from_anchor(self) -> bool: ...
+    @property
+    def target_layers(self) -> list[int]: ...
+
+class Draft:
+    """A draft for one sequence. tokens [n_draft]; confidence [n_draft], 0..1, or empty without a
+    confidence head; certainty [n_draft]: lead of the drawn token over the runner-up, in logits."""
+
+    @property
+    def tokens(self) -> list[int]: ...
+    @property
+    def confidence(self) -> list[float]: ...
+    @property
+    def certainty(self) -> list[float]: ...
+
+class Verdict:
+    """What a sequence gained: tokens [n_accepted + 1], the last one being the next anchor (unless
+    error says why none could be drawn); margins [same]: lead over the runner-up, in logits;
+    logprobs [same], when asked for: (token, log-probability) of the emitted token, then of the
+    likeliest ones."""
+
+    @property
+    def tokens(self) -> list[int]: ...
+    @property
+    def n_accepted(self) -> int: ...
+    @property
+    def margins(self) -> list[float]: ...
+    @property
+    def logprobs(self) -> list[list[tuple[int, float]]]: ...
+    @property
+    def error(self) -> str: ...
+
+class DeviceMemory:
+    @property
+    def name(self) -> str: ...
+    @property
+    def kind(self) -> str: ...
+    @property
+    def free_bytes(self) -> int: ...
+    @property
+    def total_bytes(self) -> int: ...
+
+class MemoryUse:
+    @property
+    def target_model_bytes(self) -> int: ...
+    @property
+    def target_context_bytes(self) -> int: ...
+    @property
+    def target_compute_bytes(self) -> int: ...
+    @property
+    def drafter_model_bytes(self) -> int: ...
+    @property
+    def drafter_context_bytes(self) -> int: ...
+    @property
+    def drafter_compute_bytes(self) -> int: ...
+
+class BlockDecoder:
+    """Raises ModelError (target), PairError (drafter), ValueError (config)."""
+
+    def __init__(self, config: DecoderConfig) -> None: ...
+    def check_sampling(self, sampling: SamplingConfig) -> None:
+        """Raises ValueError when a parameter is out of range or the grammar does not parse."""
+
+    def open_sequence(self, seq_id: int, sampling: SamplingConfig) -> None:
+        """Opens a sequence, or gives an open one new sampling; its cache stays as it is.
+
+        Raises ValueError as check_sampling does.
+        """
+
+    def close_sequence(self, seq_id: int) -> None:
+        """Empties the caches of a sequence and closes it."""
+
+    def n_past(self, seq_id: int) -> int:
+        """Tokens of the sequence in the target's cache; the anchor is not one of them."""
+
+    def prefill(self, seq_id: int, tokens: Sequence[int]) -> None:
+        """Evaluates 1 to n_batch tokens behind those in the cache, for target and drafter.
+
+        The last token of a prompt is left out: it is the first anchor. Raises ContextFullError,
+        and DecodeError with the sequence as before.
+        """
+
+    def rewind(self, seq_id: int, n_keep: int) -> int:
+        """Cuts the caches to n_keep tokens. Returns the tokens left: n_keep, or 0 where a recurrent
+        target cannot be cut there and the sequence was emptied."""
+
+    def draft(self, seq_ids: Sequence[int], anchors: Sequence[int]) -> list[Draft]:
+        """One drafter pass over all given sequences: a full block for each."""
+
+    def verify(
+        self, seq_ids: Sequence[int], verify_tokens: Sequence[Sequence[int]]
+    ) -> list[Verdict]:
+        """One target pass over all given sequences; verify_tokens[i] = anchor, then at most
+        max_verify_len draft tokens. Raises ContextFullError, and DecodeError with the sequences as
+        before (a recurrent one may have been emptied: see n_past)."""
+
+    def time_step(self, n_tokens: int, depth: int) -> float:
+        """Seconds of a target pass over n_tokens behind `depth` tokens, on a closed sequence."""
+
+    def time_draft(self, n_seq: int) -> float:
+        """Seconds of a drafter pass over n_seq sequences; all must be closed."""
+
+    def release_drafter(self) -> None:
+        """Frees the drafter's context and weights; drafting then raises ValueError."""
+
+    def close(self) -> None:
+        """Frees everything; any later call raises ValueError."""
+
+    def memory_use(self) -> MemoryUse: ...
+    def tokenize(
+        self, text: str | bytes, add_special: bool = True, parse_special: bool = True
+    ) -> list[int]: ...
+    def token_bytes(self, token: int, special: bool = False) -> bytes:
+        """Bytes of a token; control tokens have none unless `special`."""
+
+    def metadata(self, key: str) -> str:
+        """A scalar of the target's GGUF as text; "" when there is none."""
+
+    @property
+    def eog_tokens(self) -> list[int]: ...
+    @property
+    def bos_token(self) -> int: ...
+    @property
+    def eos_token(self) -> int: ...
+    @property
+    def n_ctx(self) -> int: ...
+    @property
+    def n_seq(self) -> int: ...
+    @property
+    def n_batch(self) -> int: ...
+    @property
+    def max_verify_len(self) -> int: ...
+    @property
+    def n_vocab(self) -> int: ...
+    @property
+    def n_ctx_train(self) -> int: ...
+    @property
+    def has_drafter(self) -> bool: ...
+    @property
+    def block_size(self) -> int: ...
+    @property
+    def n_draft(self) -> int: ...
+    @property
+    def has_confidence(self) -> bool: ...
+    @property
+    def can_roll_back(self) -> bool: ...
+    @property
+    def no_roll_back_reason(self) -> str: ...
+    @property
+    def decode_s(self) -> float:
+        """Seconds spent inside llama.cpp's passes so far."""
+
+    @property
+    def n_rebuilds(self) -> int:
+        """How often a cache refused to be cut and a sequence was evaluated again."""
+
+def device_memory() -> list[DeviceMemory]:
+    """Free and total memory of the devices llama.cpp sees; for the CPU, free is given as total."""
+
+def draw_token(
+    logits: npt.NDArray[np.float32],
+    sampling: SamplingConfig,
+    position: int,
+    before: Sequence[int] = ...,
+) -> tuple[int, float]:
+    """The emission rule on one row [n_vocab]: (token, margin); token -1 when none is allowed."""
+
+def gumbel_noise(seed: int, position: int, token: int) -> float:
+    """The standard Gumbel noise of one token at one position."""

@@ -1,0 +1,293 @@
+"""What a pass costs on this machine: measured, kept on disk, corrected while running.
+
+Owns: the cost table, its profile and its cache file.
+Refuses to know: models and contexts (it is given functions that run a pass), and what is decided.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import statistics
+import sys
+import tempfile
+from bisect import bisect_left
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+FORMAT_VERSION = 1
+DEPTH_STEP = 512  # tokens; bucket 0 is 0-511, then each bucket is as deep as all before it
+OWN_WEIGHT = 0.2  # how far one observation moves the entry observed, in ratio
+SHARED_WEIGHT = 0.05  # and the whole bucket: load and heat slow every width alike
+OUTLIER_RATIO = 2.0  # an observation counts as at most this much slower or faster
+MIN_S = 1e-9
+PROFILE_PASSES = 5
+
+Curve = dict[int, float]  # size of a pass -> seconds
+
+
+class CostTable:
+    """Seconds of a target pass by batch_tokens and depth, of a draft pass by sequences, and rest.
+
+    Measured, never modelled: a staircase stays a staircase, and a wider pass may be cheaper.
+    other_s: own time per round, in seconds.
+    """
+
+    WIDTHS = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 16, 24, 32)
+
+    __slots__ = ("_draft", "_n_scaled", "_verify", "other_s")
+
+    def __init__(
+        self,
+        *,
+        verify: Mapping[int, Mapping[int, float]] | None = None,
+        draft: Mapping[int, float] | None = None,
+        other_s: float = 0.0,
+    ) -> None:
+        """verify: depth bucket -> batch_tokens -> seconds. draft: sequences -> seconds.
+
+        Raises ValueError when a time is negative or not finite.
+        """
+        self._verify = {b: _checked_curve(c) for b, c in (verify or {}).items()}
+        self._draft = _checked_curve(draft or {})
+        self._n_scaled: dict[int, int] = {}  # observations of buckets that began as a guess
+        self.other_s = other_s  # 0: not measured yet
+
+    def verify_s(self, batch_tokens: int, depth: int) -> float:
+        """Seconds of a target pass over batch_tokens, with `depth` tokens in the cache.
+
+        Linear between measured widths, the last slope beyond them; a bucket of depth without data
+        costs what the nearest measured one does. Raises ValueError when nothing is measured.
+        """
+        if not self._verify:
+            raise ValueError("cost table is empty; profile() it or observe a pass first")
+        return _interpolate(self._verify[self._nearest(_bucket(depth))], batch_tokens)
+
+    def draft_s(self, n_seq: int) -> float:
+        """Seconds of a draft pass over n_seq sequences; 0 when drafts need no pass."""
+        return _interpolate(self._draft, n_seq) if self._draft else 0.0
+
+    def observe_verify(self, batch_tokens: int, depth: int, seconds: float) -> None:
+        """Correct the table by one target pass that ran.
+
+        The first observations in a bucket of depth without data scale the nearest bucket's curve
+        by what they show, as a running mean; afterwards the whole bucket moves only a little.
+        Raises ValueError when seconds is negative or not finite.
+        """
+        bucket = _bucket(depth)
+        shared = SHARED_WEIGHT
+        if self._verify:
+            if bucket not in self._verify:
+                self._verify[bucket] = dict(self._verify[self._nearest(bucket)])
+                self._n_scaled[bucket] = 0
+            if bucket in self._n_scaled:
+                self._n_scaled[bucket] += 1
+                shared = max(shared, 1.0 / self._n_scaled[bucket])
+        _correct(self._verify.setdefault(bucket, {}), batch_tokens, seconds, shared)
+
+    def observe_draft(self, n_seq: int, seconds: float) -> None:
+        """Correct the table by one draft pass. Raises ValueError as observe_verify does."""
+        _correct(self._draft, n_seq, seconds, SHARED_WEIGHT)
+
+    def observe_other(self, seconds: float) -> None:
+        """Correct the own time per round. Raises ValueError as observe_verify does."""
+        seconds = _checked_s(seconds)
+        if self.other_s > 0.0:
+            self.other_s *= _ratio(seconds, self.other_s) ** OWN_WEIGHT
+        else:
+            self.other_s = seconds
+
+    def to_json(self) -> dict[str, object]:
+        """A plain dict that json can write."""
+        return {
+            "version": FORMAT_VERSION,
+            "verify": {str(b): _curve_to_json(c) for b, c in sorted(self._verify.items())},
+            "draft": _curve_to_json(self._draft),
+            "other_s": self.other_s,
+        }
+
+    @classmethod
+    def from_json(cls, data: object) -> CostTable:
+        """The table that to_json() wrote. Raises ValueError when malformed or another version."""
+        if not isinstance(data, dict) or data.keys() != {"version", "verify", "draft", "other_s"}:
+            raise ValueError(
+                "cost table must have version, verify, draft, other_s; profile it anew"
+            )
+        if data["version"] != FORMAT_VERSION:
+            raise ValueError(
+                f"cost table has version {data['version']} but {FORMAT_VERSION} is read; "
+                "profile it anew"
+            )
+        if not isinstance(data["verify"], dict) or not data["verify"]:
+            raise ValueError("cost table has no verify curves; profile it anew")
+        return cls(
+            verify={
+                _integer(b, minimum=0): _curve_from_json(c, "verify")
+                for b, c in data["verify"].items()
+            },
+            draft=_curve_from_json(data["draft"], "draft", may_be_empty=True),
+            other_s=_number(data["other_s"], "other_s"),
+        )
+
+    def _nearest(self, bucket: int) -> int:
+        if bucket in self._verify:
+            return bucket
+        return min(self._verify, key=lambda b: (abs(b - bucket), b))
+
+
+def profile(
+    time_step: Callable[[int, int], float],
+    time_draft: Callable[[int], float] | None,
+    *,
+    max_width: int,
+    n_seq: int,
+    depth: int,
+    budget_s: float = 3.0,
+) -> CostTable:
+    """Measure a cost table: the median of up to 5 passes per size, after one that is not counted.
+
+    time_step(n_tokens, depth) and time_draft(n_seq) run one pass and return its seconds; time_draft
+    is None when drafts need no pass. Repeats are interleaved, so that a slow moment of the machine
+    spreads over all sizes. Sweeps stop before budget_s seconds of passes are exceeded, though never
+    before the first. Raises ValueError when max_width or n_seq is below 1.
+    """
+    if max_width < 1 or n_seq < 1:
+        raise ValueError(f"max_width {max_width} and n_seq {n_seq} must be at least 1")
+    passes: list[tuple[str, int, Callable[[], float]]] = [
+        ("verify", width, partial(time_step, width, depth)) for width in _sizes(max_width)
+    ]
+    if time_draft is not None:
+        passes += [("draft", n, partial(time_draft, n)) for n in _sizes(n_seq)]
+
+    spent_s = sum(_checked_s(run()) for _, _, run in passes)
+    measured: list[list[float]] = [[] for _ in passes]
+    for _ in range(PROFILE_PASSES):
+        sweep_s = 0.0
+        for seconds, (_, _, run) in zip(measured, passes, strict=True):
+            seconds.append(_checked_s(run()))
+            sweep_s += seconds[-1]
+        spent_s += sweep_s
+        if spent_s + sweep_s > budget_s:
+            break
+
+    curves: dict[str, Curve] = {"verify": {}, "draft": {}}
+    for seconds, (kind, size, _) in zip(measured, passes, strict=True):
+        curves[kind][size] = statistics.median(seconds)
+    return CostTable(verify={_bucket(depth): curves["verify"]}, draft=curves["draft"])
+
+
+def load_cached(path: Path, key: str) -> CostTable | None:
+    """The table saved under this key; None when missing, unreadable, corrupt or of another key."""
+    try:
+        saved = json.loads(path.read_text(encoding="utf-8"))
+        if not isinstance(saved, dict) or saved.get("key") != key:
+            return None
+        return CostTable.from_json(saved.get("table"))
+    except (OSError, ValueError, RecursionError):  # ValueError: bad JSON, bad UTF-8, bad table
+        return None
+
+
+def save_cached(path: Path, key: str, table: CostTable) -> bool:
+    """Write the table atomically; False when the place is not writable."""
+    text = json.dumps({"key": key, "table": table.to_json()})
+    temporary = None
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle, name = tempfile.mkstemp(dir=path.parent, prefix=path.name, suffix=".tmp")
+        temporary = Path(name)
+        with os.fdopen(handle, "w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except OSError:
+        if temporary is not None:
+            with suppress(OSError):
+                temporary.unlink(missing_ok=True)
+        return False
+    return True
+
+
+def _sizes(largest: int) -> list[int]:
+    """The widths up to `largest`, which is always among them."""
+    return [width for width in CostTable.WIDTHS if width < largest] + [largest]
+
+
+def _bucket(depth: int) -> int:
+    return (max(depth, 0) // DEPTH_STEP).bit_length()
+
+
+def _interpolate(curve: Curve, size: int) -> float:
+    if size in curve:
+        return curve[size]
+    sizes = sorted(curve)
+    right = bisect_left(sizes, size)
+    if right == 0:
+        return curve[sizes[0]]
+    if len(sizes) == 1:
+        return curve[sizes[0]] * size / sizes[0]  # one point has no slope: cost per token
+    beyond = right == len(sizes)
+    low, high = sizes[right - 2 : right] if beyond else sizes[right - 1 : right + 1]
+    slope = (curve[high] - curve[low]) / (high - low)
+    if beyond:
+        return curve[high] + max(slope, 0.0) * (size - high)  # falling on would reach 0
+    return curve[low] + slope * (size - low)
+
+
+def _correct(curve: Curve, size: int, seconds: float, shared: float) -> None:
+    """Move the entry of `size` (made when missing) and, by `shared`, all others, in ratio."""
+    seconds = _checked_s(seconds)
+    if not curve:
+        curve[size] = seconds
+        return
+    present = _interpolate(curve, size)
+    ratio = _ratio(seconds, present)
+    for other in curve:
+        curve[other] *= ratio**shared
+    curve[size] = present * ratio ** max(OWN_WEIGHT, shared)
+
+
+def _ratio(seconds: float, present: float) -> float:
+    return min(max(seconds / present, 1.0 / OUTLIER_RATIO), OUTLIER_RATIO)
+
+
+def _checked_s(seconds: float) -> float:
+    if not 0.0 <= seconds < math.inf:
+        raise ValueError(f"a pass of {seconds} s is not a time; it must be finite and at least 0")
+    return max(seconds, MIN_S)
+
+
+def _checked_curve(curve: Mapping[int, float]) -> Curve:
+    return {size: _checked_s(seconds) for size, seconds in curve.items()}
+
+
+def _curve_to_json(curve: Curve) -> dict[str, float]:
+    return {str(size): seconds for size, seconds in sorted(curve.items())}
+
+
+def _curve_from_json(data: object, name: str, *, may_be_empty: bool = False) -> Curve:
+    if not isinstance(data, dict) or not (data or may_be_empty):
+        raise ValueError(f"cost table's {name} holds no seconds by size; profile it anew")
+    curve = {_integer(size, minimum=1): _number(s, name) for size, s in data.items()}
+    if 0.0 in curve.values():
+        raise ValueError(f"cost table's {name} holds a pass of 0 s; profile it anew")
+    return curve
+
+
+def _integer(text: object, *, minimum: int) -> int:
+    if not isinstance(text, str) or not text.isdecimal() or str(int(text)) != text:
+        raise ValueError(f"cost table has the key {text!r} where a number belongs; profile it anew")
+    if int(text) < minimum:
+        raise ValueError(f"cost table has the key {text} below {minimum}; profile it anew")
+    return int(text)
+
+
+def _number(value: Any, name: str) -> float:
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not is_number or not 0 <= value <= sys.float_info.max:
+        raise ValueError(f"cost table's {name} has {value!r} s; profile it anew")
+    return float(value)

@@ -1,0 +1,417 @@
+"""Requests in, chunks of text out: queue, prefill, rounds, reuse of prefixes.
+
+Owns the block decoder and the tokens of its sequences. Refuses to know how lengths are chosen
+(speculation.py) and how text is shown. One thread at a time.
+"""
+
+from __future__ import annotations
+
+import secrets
+import threading
+import time
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING
+
+from ._core import MemoryUse, SamplingConfig, Verdict
+from .errors import ContextFullError, DecodeError
+from .loading import Loaded, load
+from .lookup import LookupDrafter
+from .prompt import ChatTemplate
+from .sampling import sampling_config
+from .sequence import Chunk, Request, SamplingParams, Stats, TokenLogprob
+from .slots import Slot, SlotTable
+from .speculation import Mode
+from .text import TextStream
+
+if TYPE_CHECKING:
+    from llama_cpp import Llama
+
+PREFILL_CHUNK_BUSY = 128  # tokens evaluated between two rounds of running requests
+
+
+class Engine:
+    """Runs one target, with speculation where it pays.
+
+    target: "default", a GGUF file, or a llama_cpp.Llama whose model is then shared (it must stay
+    open). drafter: "auto", a GGUF file, "lookup", or None. n_ctx: tokens one sequence can hold.
+    n_seq: requests that run at the same time; more wait. n_gpu_layers: -1 for all. n_threads: None
+    for the physical cores. speculation: "auto" drafts where it pays, "always" in every round
+    (verify_len draft tokens, None for whole blocks), "off" never. cost_cache: folder for the
+    measured cost tables; None for the user's cache folder.
+
+    Raises ModelError, PairError (an explicit drafter that does not fit), ValueError.
+    """
+
+    def __init__(
+        self,
+        target: str | Path | Llama = "default",
+        *,
+        drafter: str | Path | None = "auto",
+        n_ctx: int = 4096,
+        n_seq: int = 4,
+        n_gpu_layers: int = -1,
+        n_threads: int | None = None,
+        speculation: Mode = "auto",
+        verify_len: int | None = None,
+        cost_cache: Path | None = None,
+    ) -> None:
+        loaded = load(
+            target,
+            drafter=drafter,
+            n_ctx=n_ctx,
+            n_seq=n_seq,
+            n_gpu_layers=n_gpu_layers,
+            n_threads=n_threads,
+            speculation=speculation,
+            verify_len=verify_len,
+            cost_cache=cost_cache,
+        )
+        self._set_up(loaded)
+
+    @classmethod
+    def from_loaded(cls, loaded: Loaded) -> Engine:
+        """An engine on what `loading.load` gave, or on a stand-in for it."""
+        engine = cls.__new__(cls)
+        engine._set_up(loaded)
+        return engine
+
+    def _set_up(self, loaded: Loaded) -> None:
+        self._loaded = loaded
+        self._decoder = loaded.decoder
+        self._speculation = loaded.speculation
+        self._end_tokens = frozenset(loaded.decoder.eog_tokens)
+        self._template: ChatTemplate | None = None
+        self._slots = SlotTable(loaded.decoder.n_seq)
+        self._queue: deque[Request] = deque()
+        self._outbox: list[Chunk] = []
+        self._n_requests = 0
+        self._lock = threading.Lock()
+
+    # ------------------------------------------------------------ what is loaded
+
+    @property
+    def target_name(self) -> str:
+        """The target's name, as its file or its metadata give it."""
+        return self._loaded.target_name
+
+    @property
+    def drafter_name(self) -> str:
+        """The drafter's file name, "lookup", or "none"."""
+        return self._loaded.drafter_name
+
+    @property
+    def notices(self) -> list[str]:
+        """What the user should know about loading, e.g. why a drafter is not used."""
+        return self._loaded.notices
+
+    @property
+    def speculation_state(self) -> str:
+        """State of speculation and the reason, in words."""
+        return self._speculation.reason
+
+    @property
+    def acceptance_by_position(self) -> list[tuple[int, int]]:
+        """(n_right, n_observed) per draft position, given that the positions before were right."""
+        return self._speculation.acceptance_by_position
+
+    @property
+    def n_ctx(self) -> int:
+        """Tokens that one sequence can hold."""
+        return self._decoder.n_ctx
+
+    def memory_use(self) -> MemoryUse:
+        """Bytes that llama.cpp has allocated for weights, caches and compute buffers."""
+        return self._decoder.memory_use()
+
+    # ------------------------------------------------------------ text and tokens
+
+    def tokenize(self, text: str, *, add_special: bool = True) -> list[int]:
+        """Token ids of a text; control tokens written out in it become those tokens."""
+        return self._decoder.tokenize(text, add_special)
+
+    def render(self, messages: Sequence[Mapping[str, object]]) -> str:
+        """The prompt text of a conversation, by the model's own chat template.
+
+        Raises ValueError (bad messages) and ModelError (the model has no template).
+        """
+        if self._template is None:
+            self._template = ChatTemplate(
+                self._decoder.metadata("tokenizer.chat_template"),
+                bos=self._special_text(self._decoder.bos_token),
+                eos=self._special_text(self._decoder.eos_token),
+            )
+        return self._template.render(messages)
+
+    def _special_text(self, token: int) -> str:
+        if token < 0:
+            return ""
+        return self._decoder.token_bytes(token, special=True).decode("utf-8", errors="replace")
+
+    # ------------------------------------------------------------ requests
+
+    def chat(
+        self, messages: Sequence[Mapping[str, object]], params: SamplingParams | None = None
+    ) -> Iterator[Chunk]:
+        """Streams the reply to a conversation. Raises as `add` and `render` do."""
+        # The template writes the beginning-of-sequence token itself where the model wants one.
+        prompt = self._decoder.tokenize(self.render(messages), add_special=False)
+        return self.generate(prompt, params)
+
+    def generate(
+        self, prompt: str | Sequence[int], params: SamplingParams | None = None
+    ) -> Iterator[Chunk]:
+        """Streams the continuation of a text or of token ids.
+
+        Other requests go on meanwhile; closing the iterator aborts this one. Raises as `add` does,
+        and DecodeError when the request fails on the way.
+        """
+        return self._stream(self.add(prompt, params))
+
+    def _stream(self, request_id: int) -> Iterator[Chunk]:
+        finished = False
+        try:
+            while not finished:
+                mine = [c for c in self._outbox if c.request_id == request_id]
+                self._outbox = [c for c in self._outbox if c.request_id != request_id]
+                if not mine:
+                    self._work()
+                for chunk in mine:
+                    finished = chunk.finish_reason is not None
+                    if chunk.finish_reason == "error":
+                        raise DecodeError(chunk.error)
+                    yield chunk
+        finally:
+            if not finished:
+                self.abort(request_id)
+                self._outbox = [c for c in self._outbox if c.request_id != request_id]
+
+    def add(self, prompt: str | Sequence[int], params: SamplingParams | None = None) -> int:
+        """Queues a request and returns its id; `step` runs it.
+
+        Raises ContextFullError when the prompt does not fit, ValueError for an empty prompt, bad
+        token ids or parameters out of range.
+        """
+        params = params or SamplingParams()
+        tokens = self.tokenize(prompt) if isinstance(prompt, str) else [int(t) for t in prompt]
+        if not tokens:
+            raise ValueError("the prompt is empty; give at least one token")
+        if len(tokens) > self.n_ctx:
+            raise ContextFullError(
+                f"prompt has {len(tokens)} tokens but the context holds {self.n_ctx}; "
+                f"pass a larger n_ctx or shorten it"
+            )
+        bad = next((t for t in tokens if not 0 <= t < self._decoder.n_vocab), None)
+        if bad is not None:
+            raise ValueError(
+                f"token id is {bad}; this model has ids 0 to {self._decoder.n_vocab - 1}"
+            )
+        seed = params.seed if params.seed is not None else secrets.randbits(63)
+        request = Request(
+            id=self._n_requests,
+            tokens=tokens,
+            params=params,
+            end_tokens=frozenset() if params.ignore_eos else self._end_tokens,
+            stats=Stats(seed=seed, n_prompt=len(tokens)),
+            text=TextStream(params.stop),
+            started_s=time.perf_counter(),
+            lookup=LookupDrafter() if self._speculation.proposer == "lookup" else None,
+        )
+        self._decoder.check_sampling(self._sampling_of(request))
+        self._n_requests += 1
+        self._queue.append(request)
+        return request.id
+
+    def abort(self, request_id: int) -> bool:
+        """Ends a request; its work stops before the next round. False when it had ended already."""
+        for request in self._queue:
+            if request.id == request_id:
+                self._queue.remove(request)
+                request.finish_reason = "abort"
+                self._emit(request, "", ())
+                return True
+        for slot, request in self._slots.running():
+            if request.id == request_id:
+                request.finish_reason = "abort"
+                self._emit(request, request.text.flush(), ())
+                self._release(slot, request)
+                return True
+        return False
+
+    def step(self) -> list[Chunk]:
+        """Admits what fits, evaluates at most one chunk of a prompt, runs one round.
+
+        Returns the chunks that came out of it, and those of requests aborted since the last call;
+        an empty list with nothing left to do when `is_idle`.
+        """
+        self._work()
+        chunks, self._outbox = self._outbox, []
+        return chunks
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether no request is queued or running."""
+        return not self._queue and not any(self._slots.running())
+
+    def close(self) -> None:
+        """Frees the models; running requests end without a chunk."""
+        self._decoder.close()
+
+    def __enter__(self) -> Engine:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    # ------------------------------------------------------------ work
+
+    def _work(self) -> None:
+        if not self._lock.acquire(blocking=False):
+            raise DecodeError("the engine is in use by another thread; take turns")
+        try:
+            self._admit()
+            self._prefill_one()
+            self._round()
+        finally:
+            self._lock.release()
+
+    def _admit(self) -> None:
+        while self._queue and self._slots.has_free():
+            request = self._queue.popleft()
+            slot, n_keep = self._slots.admit(request)
+            self._decoder.open_sequence(slot.seq_id, self._sampling_of(request))
+            del slot.cached[self._decoder.rewind(slot.seq_id, n_keep) :]
+            request.stats.n_reused = len(slot.cached)
+
+    def _prefill_one(self) -> None:
+        running = list(self._slots.running())
+        waiting = [(s, r) for s, r in running if len(s.cached) < r.n_past]
+        if not waiting:
+            return
+        slot, request = waiting[0]
+        is_alone = len(running) == len(waiting)
+        n_chunk = self._decoder.n_batch if is_alone else PREFILL_CHUNK_BUSY
+        begin = len(slot.cached)
+        tokens = request.tokens[begin : min(begin + n_chunk, request.n_past)]
+        start = time.perf_counter()
+        try:
+            self._decoder.prefill(slot.seq_id, tokens)
+        except DecodeError as error:
+            self._fail(slot, request, str(error))
+            return
+        slot.cached += tokens
+        request.stats.prefill_s += time.perf_counter() - start
+
+    def _round(self) -> None:
+        running = [(s, r) for s, r in self._slots.running() if len(s.cached) == r.n_past]
+        if not running:
+            return
+        start, in_llama = time.perf_counter(), self._decoder.decode_s
+        requests = [request for _, request in running]
+        depth = max(request.n_past for request in requests)
+        drafts = self._speculation.plan(requests, self.n_ctx, self._decoder.n_batch)
+        verify_tokens = [[r.tokens[-1], *draft] for r, draft in zip(requests, drafts, strict=True)]
+        verify_start = time.perf_counter()
+        verdicts = self._verify(running, verify_tokens)
+        verify_s = time.perf_counter() - verify_start
+        for (slot, request), tokens, verdict in zip(running, verify_tokens, verdicts, strict=True):
+            if verdict is not None:
+                self._commit(slot, request, tokens, verdict)
+        round_s = time.perf_counter() - start
+        own_s = round_s - (self._decoder.decode_s - in_llama)
+        for request in requests:
+            request.stats.decode_s += round_s
+            request.stats.own_s += own_s
+        self._speculation.observe_round(sum(map(len, verify_tokens)), depth, verify_s, own_s)
+
+    def _verify(
+        self, running: Sequence[tuple[Slot, Request]], verify_tokens: Sequence[Sequence[int]]
+    ) -> list[Verdict | None]:
+        """One pass for all; when that fails, one for each, so that only the culprit ends."""
+        try:
+            return list(self._decoder.verify([slot.seq_id for slot, _ in running], verify_tokens))
+        except DecodeError:
+            return [
+                self._verify_alone(slot, request, tokens[0])
+                for (slot, request), tokens in zip(running, verify_tokens, strict=True)
+            ]
+
+    def _verify_alone(self, slot: Slot, request: Request, anchor: int) -> Verdict | None:
+        if self._decoder.n_past(slot.seq_id) < len(slot.cached):
+            slot.cached.clear()  # the failed pass had to empty it: evaluate the prompt again
+            return None
+        try:
+            return self._decoder.verify([slot.seq_id], [[anchor]])[0]
+        except DecodeError as error:
+            self._fail(slot, request, str(error))
+            return None
+
+    def _commit(
+        self, slot: Slot, request: Request, verify_tokens: Sequence[int], verdict: Verdict
+    ) -> None:
+        position, emitted, stats = len(request.tokens), verdict.tokens, request.stats
+        text, n_taken = request.take(emitted, self._decoder.token_bytes, self.n_ctx)
+        stats.n_rounds += 1
+        stats.n_verified += len(verify_tokens) - 1  # without the anchor
+        stats.n_accepted += verdict.n_accepted
+        stats.min_margin = min([stats.min_margin, *verdict.margins])
+        stats.speculation = self._speculation.reason
+        if stats.ttft_s == 0.0:
+            stats.ttft_s = time.perf_counter() - request.started_s
+        slot.cached += verify_tokens[: 1 + verdict.n_accepted]
+        self._speculation.learn(request, position, emitted[:n_taken])
+        logprobs = tuple(
+            TokenLogprob(*listed[0], top=tuple(listed[1:])) for listed in verdict.logprobs[:n_taken]
+        )
+        n_accepted = min(verdict.n_accepted, n_taken)
+        if request.finish_reason is None and verdict.error:
+            request.finish_reason = "error"
+            text += request.text.flush()
+        self._emit(request, text, emitted[:n_taken], n_accepted, logprobs, verdict.error)
+        if request.finish_reason is not None:
+            self._release(slot, request)
+
+    def _emit(
+        self,
+        request: Request,
+        text: str,
+        token_ids: Sequence[int],
+        n_accepted: int = 0,
+        logprobs: tuple[TokenLogprob, ...] = (),
+        error: str = "",
+    ) -> None:
+        self._outbox.append(
+            Chunk(
+                request_id=request.id,
+                text=text,
+                token_ids=tuple(token_ids),
+                finish_reason=request.finish_reason,
+                stats=request.stats,
+                n_accepted=n_accepted,
+                logprobs=logprobs,
+                error=error,
+            )
+        )
+
+    def _fail(self, slot: Slot, request: Request, error: str) -> None:
+        request.finish_reason = "error"
+        self._emit(request, request.text.flush(), (), error=error)
+        self._release(slot, request)
+
+    def _release(self, slot: Slot, request: Request) -> None:
+        """Frees a slot; its cache keeps exactly the tokens of the text, for the next turn."""
+        slot.request = None
+        n_cached = self._decoder.n_past(slot.seq_id)
+        n_keep = self._decoder.rewind(slot.seq_id, min(n_cached, request.n_past))
+        # After a failed pass that emptied the sequence nothing is left of it.
+        del slot.cached[n_keep:]
+
+    def _sampling_of(self, request: Request) -> SamplingConfig:
+        return sampling_config(request.params, seed=request.stats.seed, end_tokens=self._end_tokens)

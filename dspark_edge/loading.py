@@ -1,0 +1,221 @@
+"""Loads a target with its drafter, and decides what can speculate; says what it decided and why.
+
+Refuses to know requests and rounds.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import llama_cpp
+import platformdirs
+import psutil
+
+from ._core import BlockDecoder, DecoderConfig, DrafterFile, device_memory
+from .cost import CostTable, load_cached, profile, save_cached
+from .errors import PairError
+from .models import find_drafter, target_path
+from .speculation import Mode, Proposer, Speculation
+
+if TYPE_CHECKING:
+    from llama_cpp import Llama
+
+LOOKUP_LEN = 8  # draft tokens of a lookup at most
+PROFILE_DEPTH = 256  # tokens in the cache while profiling
+PROFILE_WIDTH = 32  # widest pass that is profiled
+HASHED_BYTES = 1 << 20  # of each end of a file: enough to tell files apart without reading them
+
+
+@dataclass(slots=True)
+class Loaded:
+    """A decoder, the speculation that goes with it, and what to tell the user."""
+
+    decoder: BlockDecoder
+    speculation: Speculation
+    target_name: str
+    drafter_name: str
+    notices: list[str] = field(default_factory=list)
+    keep_alive: object = None  # the borrowed model's owner
+
+
+@dataclass(slots=True)
+class _Choice:
+    """What should speculate, before the target is loaded."""
+
+    proposer: Proposer | None
+    drafter: Path | None = None
+    reason: str = ""  # why nothing speculates
+    n_max: int = 0
+    notices: list[str] = field(default_factory=list)
+
+
+def load(
+    target: str | Path | Llama,
+    *,
+    drafter: str | Path | None,
+    n_ctx: int,
+    n_seq: int,
+    n_gpu_layers: int,
+    n_threads: int | None,
+    speculation: Mode,
+    verify_len: int | None,
+    cost_cache: Path | None,
+) -> Loaded:
+    """Loads everything an Engine needs; its docstring has the parameters and errors."""
+    if speculation not in ("auto", "always", "off"):
+        raise ValueError(f"speculation is {speculation!r}; it must be auto, always or off")
+    if verify_len is not None and (speculation != "always" or verify_len < 0):
+        raise ValueError(
+            f'verify_len is {verify_len}; it must be 0 or more, with speculation="always"'
+        )
+    path, address = _target_of(target)
+    threads = n_threads if n_threads is not None else _default_threads()
+
+    def decoder_for(choice: _Choice) -> BlockDecoder:
+        return BlockDecoder(
+            DecoderConfig(
+                target_path="" if address else str(path),
+                target_address=address,
+                drafter_path=str(choice.drafter or ""),
+                n_ctx=n_ctx,
+                n_seq=n_seq,
+                n_batch=max(512, n_seq * (1 + choice.n_max)),
+                n_threads=threads,
+                n_gpu_layers=n_gpu_layers,
+                max_verify_len=choice.n_max,
+            )
+        )
+
+    choice = _choose(path, drafter, speculation)
+    try:
+        decoder = decoder_for(choice)
+    except PairError as error:
+        if drafter != "auto":
+            raise
+        choice = _lookup(f"drafter {choice.drafter} is not used: {error}")
+        decoder = decoder_for(choice)
+    if choice.proposer is not None and not decoder.can_roll_back:
+        choice.proposer, choice.reason = None, decoder.no_roll_back_reason
+        choice.notices.append(f"speculation off: {choice.reason}")
+    if n_ctx > decoder.n_ctx_train:
+        choice.notices.append(
+            f"n_ctx is {n_ctx} but the model was trained for {decoder.n_ctx_train} tokens; "
+            "long texts may degrade"
+        )
+    cost = CostTable()
+    if choice.proposer is not None and speculation == "auto":
+        key = _cost_key(path, choice, threads, n_gpu_layers, n_seq)
+        cost = _cost_table(decoder, key, cost_cache, choice)
+    return Loaded(
+        decoder=decoder,
+        speculation=Speculation(
+            mode=speculation,
+            proposer=choice.proposer,
+            off_reason=choice.reason,
+            drafter=decoder,
+            cost=cost,
+            n_max=choice.n_max,
+            verify_len=verify_len,
+        ),
+        target_name=path.name if path else decoder.metadata("general.name"),
+        drafter_name=choice.drafter.name if choice.drafter else choice.proposer or "none",
+        notices=choice.notices,
+        keep_alive=target if address else None,
+    )
+
+
+def _target_of(target: str | Path | Llama) -> tuple[Path | None, int]:
+    """The target's file and, for a llama_cpp.Llama, the address of its model."""
+    if isinstance(target, str | Path):
+        return target_path(target), 0
+    if not isinstance(target, llama_cpp.Llama):
+        raise ValueError(
+            f"target is a {type(target).__name__}; give a path, 'default' or a llama_cpp.Llama"
+        )
+    path = Path(target.model_path)
+    return (path if path.is_file() else None), int(target.model)
+
+
+def _choose(path: Path | None, drafter: str | Path | None, mode: Mode) -> _Choice:
+    if mode == "off":
+        return _Choice(None, reason='speculation="off" was asked for')
+    if drafter is None:
+        return _Choice(None, reason="no drafter was asked for")
+    if drafter == "lookup":
+        return _lookup()
+    if drafter == "auto":
+        found = find_drafter(path) if path else None
+        if found is None:
+            return _lookup("no drafter belongs to this target: prompt lookup is used")
+        try:
+            return _with_drafter(found)
+        except PairError as error:
+            return _lookup(str(error))
+    return _with_drafter(Path(drafter).expanduser())
+
+
+def _with_drafter(drafter: Path) -> _Choice:
+    return _Choice("drafter", drafter=drafter, n_max=DrafterFile(str(drafter)).n_draft)
+
+
+def _lookup(*notices: str) -> _Choice:
+    return _Choice("lookup", n_max=LOOKUP_LEN, notices=list(notices))
+
+
+def _default_threads() -> int:
+    """The physical cores that this process may use."""
+    physical = psutil.cpu_count(logical=False) or os.cpu_count() or 1
+    if hasattr(os, "sched_getaffinity"):
+        return max(1, min(physical, len(os.sched_getaffinity(0))))
+    return physical
+
+
+def _cost_table(
+    decoder: BlockDecoder, key: str, cost_cache: Path | None, choice: _Choice
+) -> CostTable:
+    """From the cache, or measured now (a few seconds) and kept there."""
+    folder = cost_cache or Path(platformdirs.user_cache_dir("dspark_edge", appauthor=False))
+    file = folder / f"cost-{key[:16]}.json"
+    table = load_cached(file, key)
+    if table is None:
+        has_drafter = choice.proposer == "drafter"
+        table = profile(
+            decoder.time_step,
+            decoder.time_draft if has_drafter else None,
+            max_width=min(PROFILE_WIDTH, decoder.n_seq * (1 + choice.n_max)),
+            n_seq=decoder.n_seq,
+            depth=min(PROFILE_DEPTH, decoder.n_ctx // 2),
+        )
+        if not save_cached(file, key, table):
+            choice.notices.append(f"the cost table cannot be kept in {folder}; measured each time")
+    return table
+
+
+def _cost_key(
+    path: Path | None, choice: _Choice, threads: int, n_gpu_layers: int, n_seq: int
+) -> str:
+    parts = [
+        _fingerprint(path),
+        _fingerprint(choice.drafter),
+        str(choice.proposer),
+        llama_cpp.__version__,
+        llama_cpp.llama_print_system_info().decode("utf-8", errors="replace"),
+        *(device.name for device in device_memory()),
+        f"threads {threads} gpu layers {n_gpu_layers} sequences {n_seq} slots {choice.n_max}",
+    ]
+    return hashlib.sha256("\0".join(parts).encode()).hexdigest()
+
+
+def _fingerprint(path: Path | None) -> str:
+    if path is None:
+        return "none"
+    size = path.stat().st_size
+    with path.open("rb") as file:
+        digest = hashlib.sha256(file.read(HASHED_BYTES))
+        file.seek(max(0, size - HASHED_BYTES))
+        digest.update(file.read(HASHED_BYTES))
+    return f"{size}-{digest.hexdigest()}"

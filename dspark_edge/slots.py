@@ -1,0 +1,66 @@
+"""Which sequence of the decoder runs which request, and which tokens its cache holds.
+
+Refuses to know the decoder: what it decides, the engine carries out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+from .sequence import Request
+
+
+@dataclass(slots=True, eq=False)
+class Slot:
+    """A sequence of the decoder.
+
+    cached: the tokens in its caches, whether a request runs on it or not. used_at: number of the
+    admission that used it last.
+    """
+
+    seq_id: int
+    cached: list[int] = field(default_factory=list)
+    request: Request | None = None
+    used_at: int = 0
+
+
+class SlotTable:
+    """All sequences of a decoder."""
+
+    __slots__ = ("_n_admitted", "_slots")
+
+    def __init__(self, n_seq: int) -> None:
+        self._slots = [Slot(seq_id) for seq_id in range(n_seq)]
+        self._n_admitted = 0
+
+    def running(self) -> Iterator[tuple[Slot, Request]]:
+        """Slots with a request, in the order of admission."""
+        for slot in sorted(self._slots, key=lambda s: s.used_at):
+            if slot.request is not None:
+                yield slot, slot.request
+
+    def has_free(self) -> bool:
+        """Whether another request can be admitted."""
+        return any(slot.request is None for slot in self._slots)
+
+    def admit(self, request: Request) -> tuple[Slot, int]:
+        """Gives the request a free slot, and how many of its first tokens that slot has cached.
+
+        The slot with the longest common prefix is taken, the least recently used among equals. The
+        last prompt token does not count: it is the first anchor, which stays out of the cache.
+        """
+        free = [slot for slot in self._slots if slot.request is None]
+        slot = max(free, key=lambda s: (n_common(s.cached, request.tokens), -s.used_at))
+        self._n_admitted += 1
+        slot.used_at, slot.request = self._n_admitted, request
+        request.seq_id = slot.seq_id
+        return slot, min(n_common(slot.cached, request.tokens), request.n_past)
+
+
+def n_common(a: Sequence[int], b: Sequence[int]) -> int:
+    """Length of the common prefix."""
+    n = min(len(a), len(b))
+    if a[:n] == b[:n]:
+        return n
+    return next(i for i in range(n) if a[i] != b[i])

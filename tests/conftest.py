@@ -1,0 +1,45 @@
+"""Shared fixtures: the tiny files of tiny_models, written once per test run."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+import pytest
+from tiny_models import (
+    DrafterSpec,
+    write_drafter,
+    write_gemma3,
+    write_lfm2,
+    write_llama,
+    write_mamba,
+)
+
+# llama_cpp prints everything of llama.cpp that this logger's level lets through.
+logging.getLogger("llama-cpp-python").setLevel(logging.ERROR)
+
+
+@pytest.fixture(scope="session")
+def tiny_llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_llama(tmp_path_factory.mktemp("llama") / "llama.gguf")
+
+
+@pytest.fixture(scope="session")
+def tiny_gemma3(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_gemma3(tmp_path_factory.mktemp("gemma3") / "gemma3.gguf")
+
+
+@pytest.fixture(scope="session")
+def tiny_lfm2(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_lfm2(tmp_path_factory.mktemp("lfm2") / "lfm2.gguf")
+
+
+@pytest.fixture(scope="session")
+def tiny_mamba(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_mamba(tmp_path_factory.mktemp("mamba") / "mamba.gguf")
+
+
+@pytest.fixture(scope="session")
+def tiny_drafter(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A DSpark drafter of block 4 for tiny_llama: random, so hardly ever right."""
+    return write_drafter(tmp_path_factory.mktemp("drafter") / "drafter.gguf", DrafterSpec())

@@ -1,0 +1,242 @@
+"""Calibration from signals to survival, and drafts resolved against the emitted text."""
+
+from __future__ import annotations
+
+import math
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dspark_edge.confidence import DraftLedger, DraftSignals, SurvivalModel
+
+Decided = list[tuple[DraftSignals, int, int]]
+
+
+def a_draft(n: int, *, confidence: float | None = None, certainty: float = 1.0) -> DraftSignals:
+    head = None if confidence is None else [confidence] * n
+    return DraftSignals(tokens=list(range(n)), confidence=head, certainty=[certainty] * n)
+
+
+def test_without_a_head_a_slot_starts_at_one_half() -> None:
+    assert SurvivalModel(3).survival(a_draft(3)) == [0.5, 0.25, 0.125]
+
+
+def test_a_head_is_believed_with_scepticism() -> None:
+    (a,) = SurvivalModel(1).survival(a_draft(1, confidence=0.9))
+    assert a == pytest.approx(9**0.7 / (9**0.7 + 1))
+    assert 0.8 < a < 0.9
+
+
+def test_a_wider_margin_promises_more() -> None:
+    model = SurvivalModel(1)
+    low, middle, high = (model.survival(a_draft(1, certainty=m))[0] for m in (0.0, 1.0, 8.0))
+    assert low < middle < high
+
+
+def test_a_longer_match_promises_more() -> None:
+    model = SurvivalModel(1)
+    short, long = (
+        model.survival(DraftSignals([5], confidence=None, certainty=[], match_len=n))[0]
+        for n in (2, 16)
+    )
+    assert short == pytest.approx(1 / (1 + math.exp(-2 * math.log(3) / math.log(17))))
+    assert long == pytest.approx(1 / (1 + math.exp(-2)))
+
+
+def test_an_empty_draft_has_no_survival() -> None:
+    assert SurvivalModel(7).survival(DraftSignals([], confidence=None, certainty=[])) == []
+
+
+@given(
+    st.lists(st.tuples(st.floats(0, 1), st.floats(0, math.inf)), min_size=1, max_size=7),
+    st.integers(0, 7),
+)
+def test_survival_stays_inside_0_and_1_and_never_rises(
+    slots: list[tuple[float, float]], n_correct: int
+) -> None:
+    signals = DraftSignals(
+        tokens=[0] * len(slots),
+        confidence=[c for c, _ in slots],
+        certainty=[m for _, m in slots],
+    )
+    model = SurvivalModel(7)
+    for _ in range(20):
+        survival = model.survival(signals)
+        assert all(0.0 < a < 1.0 for a in survival)
+        assert sorted(survival, reverse=True) == survival
+        model.observe(signals, min(n_correct, len(slots)), len(slots))
+
+
+def test_signals_that_are_not_numbers_say_nothing() -> None:
+    model = SurvivalModel(1)
+    broken = a_draft(1, confidence=math.nan, certainty=math.nan)
+    assert model.survival(broken) == [0.5]
+    model.observe(broken, 0, 1)
+    assert 0.0 < model.survival(a_draft(1))[0] < 0.5
+
+
+def test_only_decided_slots_are_counted() -> None:
+    model = SurvivalModel(4)
+    model.observe(a_draft(4), 2, 4)
+    model.observe(a_draft(4), 1, 1)
+    model.observe(a_draft(4), 4, 4)
+    assert model.acceptance_by_position == [(3, 3), (2, 2), (1, 2), (1, 1)]
+
+
+def test_a_draft_of_which_nothing_was_seen_teaches_nothing() -> None:
+    model = SurvivalModel(2)
+    model.observe(a_draft(2), 0, 0)
+    assert model.survival(a_draft(2)) == [0.5, 0.25]
+    assert model.acceptance_by_position == [(0, 0), (0, 0)]
+
+
+def test_a_wrong_drafter_is_found_out_within_a_few_drafts() -> None:
+    model = SurvivalModel(7)
+    for _ in range(8):
+        model.observe(a_draft(7, confidence=0.95), 0, 7)
+    assert model.survival(a_draft(7, confidence=0.95))[0] < 0.25
+
+
+def test_one_right_draft_restores_trust_after_many_wrong_ones() -> None:
+    model = SurvivalModel(7)
+    for _ in range(200):
+        model.observe(a_draft(7), 0, 7)
+    distrusted = model.survival(a_draft(7))[0]
+    model.observe(a_draft(7), 7, 7)
+    assert distrusted < 0.03
+    assert model.survival(a_draft(7))[0] > 5 * distrusted
+
+
+def expected_calibration_error(pairs: list[tuple[float, bool]]) -> float:
+    bins: dict[int, list[tuple[float, bool]]] = {}
+    for a, survived in pairs:
+        bins.setdefault(min(int(a * 10), 9), []).append((a, survived))
+    gaps = (abs(sum(a for a, _ in b) - sum(s for _, s in b)) for b in bins.values())
+    return sum(gaps) / len(pairs)
+
+
+@pytest.mark.parametrize("has_head", [True, False])
+def test_an_overconfident_drafter_is_calibrated(has_head: bool) -> None:
+    """True chance per slot is 0.4 + 0.5 q, the head says 0.9 + 0.1 q, the margin follows q."""
+    draw = random.Random(7)
+    model = SurvivalModel(5)
+    held_out: list[tuple[float, bool]] = []
+    for i in range(6000):
+        quality = [draw.random() for _ in range(5)]
+        signals = DraftSignals(
+            tokens=[0] * 5,
+            confidence=[0.9 + 0.1 * q for q in quality] if has_head else None,
+            certainty=[4.0 * q for q in quality],
+        )
+        right = [draw.random() < 0.4 + 0.5 * q for q in quality]
+        n_correct = [*right, False].index(False)
+        if i >= 2000:
+            held_out += [(a, n_correct > k) for k, a in enumerate(model.survival(signals))]
+        model.observe(signals, n_correct, 5)
+    assert expected_calibration_error(held_out) < 0.02
+
+
+def test_a_draft_longer_than_the_model_is_refused() -> None:
+    with pytest.raises(ValueError, match="draft has 8 tokens but n_slots is 7"):
+        SurvivalModel(7).survival(a_draft(8))
+
+
+def test_signals_of_another_length_are_refused() -> None:
+    signals = DraftSignals([1, 2], confidence=[0.5], certainty=[])
+    with pytest.raises(ValueError, match="confidence has 1 values but the draft has 2 tokens"):
+        SurvivalModel(2).survival(signals)
+
+
+def test_counts_that_contradict_each_other_are_refused() -> None:
+    with pytest.raises(ValueError, match="n_correct 2 of n_seen 1 does not fit a draft of 3"):
+        SurvivalModel(3).observe(a_draft(3), 2, 1)
+
+
+def test_a_model_without_slots_is_refused() -> None:
+    with pytest.raises(ValueError, match="n_slots 0 is below 1"):
+        SurvivalModel(0)
+
+
+def tokens_of(decided: Decided) -> list[tuple[list[int], int, int]]:
+    return [(signals.tokens, n_correct, n_seen) for signals, n_correct, n_seen in decided]
+
+
+def drafted(*tokens: int) -> DraftSignals:
+    return DraftSignals(list(tokens), confidence=None, certainty=[])
+
+
+def test_a_draft_stays_open_until_the_text_reaches_its_end() -> None:
+    ledger = DraftLedger()
+    ledger.record(10, drafted(1, 2, 3))
+    assert ledger.resolve(10, [1]) == []
+    assert ledger.resolve(11, [2]) == []
+    assert tokens_of(ledger.resolve(12, [3])) == [([1, 2, 3], 3, 3)]
+    assert ledger.flush() == []
+
+
+def test_the_first_difference_decides_a_draft() -> None:
+    ledger = DraftLedger()
+    ledger.record(10, drafted(1, 2, 3))
+    assert tokens_of(ledger.resolve(10, [1, 9, 3])) == [([1, 2, 3], 1, 2)]
+
+
+def test_a_draft_that_was_never_verified_is_decided_by_the_text() -> None:
+    ledger = DraftLedger()
+    ledger.record(0, drafted(5, 6))
+    assert tokens_of(ledger.resolve(0, [7])) == [([5, 6], 0, 1)]
+
+
+def test_overlapping_drafts_are_resolved_side_by_side() -> None:
+    ledger = DraftLedger()
+    ledger.record(0, drafted(1, 2, 3))
+    assert ledger.resolve(0, [1]) == []
+    ledger.record(1, drafted(2, 8, 9))
+    assert tokens_of(ledger.resolve(1, [2, 3])) == [([1, 2, 3], 3, 3), ([2, 8, 9], 1, 2)]
+
+
+def test_the_end_of_the_text_gives_what_was_seen() -> None:
+    ledger = DraftLedger()
+    ledger.record(0, drafted(1, 2, 3))
+    ledger.resolve(0, [1, 2])
+    ledger.record(2, drafted(3, 4))
+    assert tokens_of(ledger.flush()) == [([1, 2, 3], 2, 2)]
+    assert ledger.flush() == []
+
+
+def test_a_gap_in_the_text_ends_a_draft_with_what_was_seen() -> None:
+    ledger = DraftLedger()
+    ledger.record(0, drafted(1, 2, 3))
+    ledger.resolve(0, [1])
+    assert tokens_of(ledger.resolve(2, [3])) == [([1, 2, 3], 1, 1)]
+
+
+def test_an_empty_draft_is_not_recorded() -> None:
+    ledger = DraftLedger()
+    ledger.record(0, drafted())
+    assert ledger.resolve(0, [1]) == []
+
+
+@given(
+    st.lists(st.integers(0, 2), max_size=12),
+    st.lists(st.integers(0, 2), min_size=1, max_size=5),
+    st.integers(0, 6),
+    st.lists(st.integers(1, 4), max_size=12),
+)
+def test_resolution_does_not_depend_on_how_the_text_arrives(
+    text: list[int], draft: list[int], start: int, steps: list[int]
+) -> None:
+    ledger = DraftLedger()
+    ledger.record(start, drafted(*draft))
+    position, decided = 0, []
+    for step in [*steps, len(text)]:
+        decided += ledger.resolve(position, text[position : position + step])
+        position = min(position + step, len(text))
+    decided += ledger.flush()
+
+    reached = text[start : start + len(draft)]
+    differing = [k for k, (d, t) in enumerate(zip(draft, reached, strict=False)) if d != t]
+    n_correct = differing[0] if differing else len(reached)
+    n_seen = n_correct + bool(differing)
+    assert tokens_of(decided) == ([(draft, n_correct, n_seen)] if n_seen else [])
