@@ -17,9 +17,16 @@ namespace {
 // Model passes can take seconds: other Python threads go on meanwhile. The core never calls back.
 using NoGil = py::call_guard<py::gil_scoped_release>;
 
+// A message may quote bytes of a damaged file: what is not UTF-8 is replaced.
+py::str text_of(const Error & error) {
+    const std::string what = error.what();
+    return py::reinterpret_steal<py::str>(
+        PyUnicode_DecodeUTF8(what.data(), static_cast<Py_ssize_t>(what.size()), "replace"));
+}
+
 void raise_as_python(const Error & error) {
     if (error.kind == ErrorKind::value) {
-        PyErr_SetString(PyExc_ValueError, error.what());
+        PyErr_SetObject(PyExc_ValueError, text_of(error).ptr());
         return;
     }
     const char * name = "DecodeError";
@@ -37,7 +44,7 @@ void raise_as_python(const Error & error) {
             break;
     }
     const py::object type = py::module_::import("dspark_edge.errors").attr(name);
-    PyErr_SetString(type.ptr(), error.what());
+    PyErr_SetObject(type.ptr(), text_of(error).ptr());
 }
 
 Draw draw_token(py::array_t<float, py::array::c_style | py::array::forcecast> logits,
@@ -132,6 +139,16 @@ void bind_records(py::module_ & m) {
             return lists;
         });
 
+    py::class_<DrafterFile>(m, "DrafterFile")
+        .def(py::init<const std::string &>(), py::arg("path"))
+        .def_readonly("block_size", &DrafterFile::block_size)
+        .def_property_readonly("n_draft", &DrafterFile::n_draft)
+        .def_readonly("has_confidence", &DrafterFile::has_confidence)
+        .def_property_readonly("has_markov_head",
+                               [](const DrafterFile & self) { return bool(self.markov_w1); })
+        .def_readonly("sample_from_anchor", &DrafterFile::sample_from_anchor)
+        .def_readonly("target_layers", &DrafterFile::target_layers);
+
     py::class_<DeviceMemory>(m, "DeviceMemory")
         .def_readonly("name", &DeviceMemory::name)
         .def_readonly("kind", &DeviceMemory::kind)
@@ -150,6 +167,7 @@ void bind_records(py::module_ & m) {
 void bind_decoder(py::module_ & m) {
     py::class_<BlockDecoder>(m, "BlockDecoder")
         .def(py::init<const DecoderConfig &>(), NoGil(), py::arg("config"))
+        .def("check_sampling", &BlockDecoder::check_sampling, NoGil(), py::arg("sampling"))
         .def("open_sequence", &BlockDecoder::open_sequence, NoGil(), py::arg("seq_id"),
              py::arg("sampling"))
         .def("close_sequence", &BlockDecoder::close_sequence, NoGil(), py::arg("seq_id"))

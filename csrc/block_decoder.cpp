@@ -53,7 +53,9 @@ BlockDecoder::BlockDecoder(const DecoderConfig & config) : config_(config) {
     pair_ = std::make_unique<ModelPair>(config);
     n_vocab_ = llama_vocab_n_tokens(pair_->vocab());
     sequences_.resize(config.n_seq);
-    batch_.reset(new llama_batch(llama_batch_init(config.n_batch, 0, 1)));
+    const int32_t n_draft_rows =
+        pair_->drafter_ctx() ? config.n_seq * pair_->drafter_file()->block_size : 0;
+    batch_.reset(new llama_batch(llama_batch_init(std::max(config.n_batch, n_draft_rows), 0, 1)));
     if (!pair_->drafter_ctx()) {
         return;
     }
@@ -136,6 +138,10 @@ void BlockDecoder::check_room(const Sequence & seq, int32_t seq_id, size_t n_new
 }
 
 // ---------------------------------------------------------------- sequences
+
+void BlockDecoder::check_sampling(const SamplingParams & sampling) {
+    const Sampler sampler(sampling, pair().vocab(), n_vocab_);
+}
 
 void BlockDecoder::open_sequence(int32_t seq_id, const SamplingParams & sampling) {
     const Busy busy(mutex_);

@@ -42,6 +42,9 @@ class BlockDecoder {
   public:
     explicit BlockDecoder(const DecoderConfig & config);
 
+    // Throws Error(value) when a sequence could not be opened with this.
+    void check_sampling(const SamplingParams & sampling);
+
     // ---- sequences
     void open_sequence(int32_t seq_id, const SamplingParams & sampling);
     void close_sequence(int32_t seq_id);

@@ -12,11 +12,19 @@
 
 #include <algorithm>
 #include <cstring>
+#include <unordered_set>
 
 #include "errors.h"
 #include "ggml.h"
 
 namespace dspark {
+
+namespace {
+
+constexpr int64_t kMaxLayers = 512;  // LLAMA_MAX_LAYERS
+constexpr int64_t kAlignment = 32;   // of tensors in memory, TENSOR_ALIGNMENT in ggml
+
+}  // namespace
 
 // The file's bytes, read-only. Mapped where the system can: only the rows that are used then cost
 // memory.
@@ -82,6 +90,9 @@ DrafterFile::DrafterFile(const std::string & path) : path_(path) {
         reject("it is not a GGUF file, or it is cut short");
     }
     read_metadata();
+    check_layers();
+    check_vocabulary();
+    check_tensors();
     read_tensors();
 }
 
@@ -121,6 +132,17 @@ bool DrafterFile::read_bool(const char * key, bool fallback) const {
     return gguf_get_val_bool(gguf_.get(), id);
 }
 
+std::string DrafterFile::read_string(const char * key, const std::string & fallback) const {
+    const int64_t id = gguf_find_key(gguf_.get(), key);
+    if (id < 0) {
+        return fallback;
+    }
+    if (gguf_get_kv_type(gguf_.get(), id) != GGUF_TYPE_STRING) {
+        reject(std::string("metadata ") + key + " is not text");
+    }
+    return gguf_get_val_str(gguf_.get(), id);
+}
+
 std::vector<int32_t> DrafterFile::read_int_array(const char * key) const {
     const int64_t id = gguf_find_key(gguf_.get(), key);
     if (id < 0 || gguf_get_kv_type(gguf_.get(), id) != GGUF_TYPE_ARRAY) {
@@ -150,20 +172,12 @@ FileTensor DrafterFile::find_tensor(const char * name) const {
     if (begin > file_->size() || size > file_->size() - begin) {
         reject(std::string("tensor ") + name + " lies beyond the end of the file: cut short");
     }
-    if (tensor.type != GGML_TYPE_F32 && !ggml_get_type_traits(tensor.type)->to_float &&
-        tensor.type != GGML_TYPE_I64) {
-        reject(std::string("tensor ") + name + " has type " + ggml_type_name(tensor.type) +
-               ", which cannot be read as numbers");
-    }
     tensor.data = file_->data() + begin;
     return tensor;
 }
 
 void DrafterFile::read_metadata() {
-    const int64_t arch_id = gguf_find_key(gguf_.get(), "general.architecture");
-    const bool is_string =
-        arch_id >= 0 && gguf_get_kv_type(gguf_.get(), arch_id) == GGUF_TYPE_STRING;
-    const std::string arch = is_string ? gguf_get_val_str(gguf_.get(), arch_id) : "(none)";
+    const std::string arch = read_string("general.architecture", "(none)");
     if (arch != "dflash") {
         reject("its architecture is '" + arch +
                "'; a drafter's is 'dflash' (DSpark and DFlash files of llama.cpp)");
@@ -188,6 +202,96 @@ void DrafterFile::read_metadata() {
     }
 }
 
+// Numbers that llama.cpp asserts on while it loads the file or builds its graph.
+void DrafterFile::check_layers() const {
+    const auto check = [&](const char * name, int64_t fallback, int64_t low, int64_t high) {
+        const std::string key = std::string("dflash.") + name;
+        const int64_t value = read_int(key.c_str(), fallback);
+        if (value < low || value > high) {
+            reject(key + " is " + std::to_string(value) + "; it must be " + std::to_string(low) +
+                   " to " + std::to_string(high));
+        }
+        return value;
+    };
+    check("block_count", 0, 1, kMaxLayers);
+    check("nextn_predict_layers", 0, 0, 0);
+    if (read_int("dflash.hyper_connection.count", 0) == 0) {  // only those have experts
+        check("expert_count", 0, 0, 0);
+        check("expert_used_count", 0, 0, 0);
+        check("expert_group_count", 0, 0, 0);
+        check("expert_group_used_count", 0, 0, 0);
+    }
+    const int64_t key_length = check("attention.key_length", 2, 2, 1 << 16);
+    if (gguf_find_key(gguf_.get(), "dflash.attention.key_length") >= 0 &&
+        check("rope.dimension_count", key_length, 2, key_length) % 2 != 0) {
+        reject("dflash.rope.dimension_count must be even");
+    }
+    int64_t n_section_dims = 0;
+    for (const int32_t n_dims : read_int_array("dflash.rope.dimension_sections")) {
+        n_section_dims += std::clamp(n_dims, 0, 1 << 16);
+    }
+    if (n_section_dims > key_length) {
+        reject("dflash.rope.dimension_sections has " + std::to_string(n_section_dims) +
+               " dimensions but a key has " + std::to_string(key_length));
+    }
+    const std::string scaling = read_string("dflash.rope.scaling.type", "none");
+    if (scaling != "none" && scaling != "linear" && scaling != "yarn" && scaling != "longrope") {
+        reject("dflash.rope.scaling.type is '" + scaling + "', which llama.cpp does not know");
+    }
+    const int64_t alignment = read_int("general.alignment", kAlignment);
+    if (alignment <= 0 || alignment % kAlignment != 0) {
+        reject("general.alignment is " + std::to_string(alignment) + "; it must be a multiple of " +
+               std::to_string(kAlignment));
+    }
+    const char * eps_key = "dflash.attention.layer_norm_rms_epsilon";
+    const int64_t eps_id = gguf_find_key(gguf_.get(), eps_key);
+    if (eps_id < 0 || gguf_get_kv_type(gguf_.get(), eps_id) != GGUF_TYPE_FLOAT32 ||
+        !(gguf_get_val_f32(gguf_.get(), eps_id) >= 0.0f)) {
+        reject(std::string(eps_key) + " is missing or not a number of at least 0");
+    }
+}
+
+// llama.cpp asserts that all token texts differ.
+void DrafterFile::check_vocabulary() const {
+    const std::string model = read_string("tokenizer.ggml.model", "none");
+    const int64_t id = gguf_find_key(gguf_.get(), "tokenizer.ggml.tokens");
+    if (model == "none" || model == "no_vocab") {
+        reject("it has no tokenizer; it needs a copy of its target's");
+    }
+    if (id < 0 || gguf_get_kv_type(gguf_.get(), id) != GGUF_TYPE_ARRAY ||
+        gguf_get_arr_type(gguf_.get(), id) != GGUF_TYPE_STRING) {
+        reject("it has no tokenizer.ggml.tokens, the vocabulary of its target");
+    }
+    std::unordered_set<std::string> texts;
+    for (size_t token = 0; token < gguf_get_arr_n(gguf_.get(), id); ++token) {
+        const std::string text = gguf_get_arr_str(gguf_.get(), id, token);
+        if (!text.empty() && !texts.insert(text).second) {
+            reject("its vocabulary has the text '" + text + "' twice, again as token " +
+                   std::to_string(token));
+        }
+    }
+}
+
+// llama.cpp multiplies by whatever type it finds: matrices must be numbers it can dequantise, and
+// vectors (norms, biases, scales) float32.
+void DrafterFile::check_tensors() const {
+    for (int64_t i = 0; i < gguf_get_n_tensors(gguf_.get()); ++i) {
+        const std::string name = gguf_get_tensor_name(gguf_.get(), i);
+        const ggml_type type = gguf_get_tensor_type(gguf_.get(), i);
+        const int64_t * ne = gguf_get_tensor_ne(gguf_.get(), i);
+        if (name == "d2t") {
+            continue;
+        }
+        const bool is_vector = ne[1] == 1 && ne[2] == 1 && ne[3] == 1 && name != "conf_proj.weight";
+        const bool is_readable =
+            type == GGML_TYPE_F32 || ggml_get_type_traits(type)->to_float != nullptr;
+        if (is_vector ? type != GGML_TYPE_F32 : !is_readable) {
+            reject("tensor " + name + " has type " + ggml_type_name(type) + "; it must be " +
+                   (is_vector ? "f32" : "a floating-point or quantised type"));
+        }
+    }
+}
+
 void DrafterFile::read_tensors() {
     markov_w1 = find_tensor("markov_w1.weight");
     markov_w2 = find_tensor("markov_w2.weight");
@@ -201,6 +305,9 @@ void DrafterFile::read_tensors() {
     }
     const FileTensor scale = find_tensor("markov_w2.scale");
     if (scale) {
+        if (scale.n_columns != 1) {
+            reject("tensor markov_w2.scale must be one number");
+        }
         scale.read_row(0, &markov_w2_scale);
     }
     has_confidence = static_cast<bool>(conf_proj);

@@ -58,9 +58,13 @@ class DrafterFile {
 
     [[noreturn]] void reject(const std::string & why) const;
     void read_metadata();
+    void check_layers() const;
+    void check_vocabulary() const;
+    void check_tensors() const;
     void read_tensors();
     int64_t read_int(const char * key, int64_t fallback) const;
     bool read_bool(const char * key, bool fallback) const;
+    std::string read_string(const char * key, const std::string & fallback) const;
     std::vector<int32_t> read_int_array(const char * key) const;
     FileTensor find_tensor(const char * name) const;
 

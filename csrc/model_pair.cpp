@@ -204,9 +204,12 @@ void ModelPair::load_target(const DecoderConfig & config) {
 
     llama_context_params params = llama_context_default_params();
     // llama.cpp cuts n_batch to n_ctx, so a tiny context must not shrink the batch.
-    params.n_ctx = std::max(config.n_ctx * config.n_seq, config.n_batch);
-    params.n_batch = config.n_batch;
-    params.n_ubatch = config.n_batch;
+    // It keeps the tokens that a recurrent state can go back over in one micro-batch, and asserts
+    // that the micro-batch is larger than those.
+    const int32_t n_batch = std::max(config.n_batch, 2 + config.max_verify_len);
+    params.n_ctx = std::max(config.n_ctx * config.n_seq, n_batch);
+    params.n_batch = n_batch;
+    params.n_ubatch = n_batch;
     params.n_seq_max = config.n_seq;
     params.n_outputs_max = std::max(kProfileWidth, config.n_seq * (1 + config.max_verify_len));
     params.kv_unified = true;  // sequences of unequal verify_len then fit into one micro-batch

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstdio>
 #include <cstring>
 #include <limits>
 
@@ -91,6 +92,32 @@ bool finite_in(float x, float low, float high) { return std::isfinite(x) && x >=
 
 [[noreturn]] void bad_value(const std::string & name, float value, const std::string & limit) {
     throw Error(ErrorKind::value, name + " is " + std::to_string(value) + "; it must be " + limit);
+}
+
+// llama.cpp expands {5,2} into 2^64 copies and runs out of memory: refuse an upper limit of a
+// repetition below its lower one. Braces in literals, character classes and comments are text.
+void check_repetitions(const std::string & grammar) {
+    char closer = 0;  // what ends the text we are in; 0: none
+    for (size_t i = 0; i < grammar.size(); ++i) {
+        const char c = grammar[i];
+        if (closer != 0) {
+            if (c == '\\' && closer != '\n') {
+                ++i;
+            } else if (c == closer) {
+                closer = 0;
+            }
+        } else if (c == '"' || c == '[' || c == '#') {
+            closer = c == '"' ? '"' : c == '[' ? ']' : '\n';
+        } else if (c == '{') {
+            unsigned long long low = 0;
+            unsigned long long high = 0;
+            if (std::sscanf(grammar.c_str() + i, "{ %llu , %llu", &low, &high) == 2 && high < low) {
+                throw Error(ErrorKind::value, "the grammar repeats {" + std::to_string(low) + "," +
+                                                  std::to_string(high) +
+                                                  "}: the upper limit is below the lower one");
+            }
+        }
+    }
 }
 
 // Logits of a row sorted into buckets by distance from the maximum, to find the k-th largest value
@@ -265,6 +292,11 @@ Sampler::Sampler(const SamplingParams & params, const llama_vocab * vocab, int32
         params_.temperature = 0.0f;
     }
     if (!params.grammar.empty()) {
+        check_repetitions(params.grammar);
+        if (params.grammar.find('\0') != std::string::npos) {
+            throw Error(ErrorKind::value,
+                        "the grammar holds a zero byte, where llama.cpp would stop");
+        }
         // llama.cpp prints the parse error to its log and returns null.
         grammar_.reset(llama_sampler_init_grammar(vocab, params.grammar.c_str(), "root"));
         if (!grammar_) {

@@ -1,0 +1,389 @@
+"""Speculation on scripted drafters and given costs: lengths, parking, reasons, failures."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+import pytest
+from fake_decoder import (
+    FakeDecoder,
+    FixedCost,
+    letters,
+    mixed,
+    oracle,
+    repeating,
+    saying,
+    silent,
+    wrong,
+)
+
+from dspark_edge import SamplingParams, Stats
+from dspark_edge.cost import CostTable
+from dspark_edge.lookup import LookupDrafter
+from dspark_edge.sequence import Request
+from dspark_edge.speculation import Mode, Proposer, Speculation
+from dspark_edge.text import TextStream
+
+STEEP = FixedCost(verify_ms=(10, 25, 40, 55, 70), draft_ms=1)  # another round is cheaper
+FLAT = FixedCost(verify_ms=(10, 11, 12, 13, 14), draft_ms=2)
+
+
+def request_of(
+    tokens: Sequence[int] = (1, 2, 3), *, seq_id: int = 0, max_tokens: int | None = None
+) -> Request:
+    return Request(
+        id=seq_id,
+        tokens=list(tokens),
+        params=SamplingParams(max_tokens=max_tokens),
+        end_tokens=frozenset(),
+        stats=Stats(),
+        text=TextStream(),
+        started_s=time.perf_counter(),
+        seq_id=seq_id,
+        lookup=LookupDrafter(),
+    )
+
+
+def speculation_on(
+    decoder: FakeDecoder,
+    mode: Mode = "always",
+    proposer: Proposer | None = "drafter",
+    *,
+    cost: CostTable = FLAT,
+    verify_len: int | None = None,
+) -> Speculation:
+    return Speculation(
+        mode=mode,
+        proposer=proposer,
+        off_reason="" if proposer else "no drafter was asked for",
+        drafter=decoder,
+        cost=cost,
+        n_max=decoder.n_draft,
+        verify_len=verify_len,
+    )
+
+
+def decoder_of(requests: Sequence[Request], decoder: FakeDecoder) -> FakeDecoder:
+    """The decoder with the requests' prompts in its caches."""
+    for request in requests:
+        decoder.caches[request.seq_id] = request.tokens[:-1]
+    return decoder
+
+
+def lengths(plan: Sequence[Sequence[int]]) -> list[int]:
+    return [len(draft) for draft in plan]
+
+
+class Simulation:
+    """One request run round by round, on a clock that only its passes move."""
+
+    def __init__(self, decoder: FakeDecoder, cost: FixedCost, mode: Mode = "auto") -> None:
+        self.cost = cost
+        self.request = request_of(range(5))
+        self.decoder = decoder_of([self.request], decoder)
+        self.speculation = speculation_on(decoder, mode, cost=cost)
+        self.clock_s = 0.0
+        self.n_rounds = 0
+
+    def round(self) -> None:
+        request, n_before = self.request, self.decoder.n_passes("draft")
+        (draft,) = self.speculation.plan([request], self.decoder.n_ctx, self.decoder.n_batch)
+        (verdict,) = self.decoder.verify([0], [[request.tokens[-1], *draft]])
+        self.speculation.learn(request, len(request.tokens), verdict.tokens)
+        request.tokens += verdict.tokens
+        self.clock_s += self.cost.verify_s(1 + len(draft), 0)
+        self.clock_s += self.cost.draft_s(1) * (self.decoder.n_passes("draft") - n_before)
+        self.n_rounds += 1
+
+    def run(self, n_tokens: int) -> float:
+        """Seconds until n_tokens more are there."""
+        start_s, end = self.clock_s, len(self.request.tokens) + n_tokens
+        while len(self.request.tokens) < end:
+            self.round()
+        return self.clock_s - start_s
+
+
+# ---------------------------------------------------------------- lengths
+
+
+def test_always_verifies_the_whole_block() -> None:
+    request = request_of()
+    decoder = decoder_of([request], FakeDecoder(n_draft=4))
+    plan = speculation_on(decoder).plan([request], 512, 512)
+    assert plan == [oracle(letters)(request.tokens, 4)]
+
+
+@pytest.mark.parametrize("verify_len", range(5))
+def test_always_verifies_the_length_asked_for_and_drafts_the_whole_block(verify_len: int) -> None:
+    request = request_of()
+    decoder = decoder_of([request], FakeDecoder(n_draft=4))
+    plan = speculation_on(decoder, verify_len=verify_len).plan([request], 512, 512)
+    assert lengths(plan) == [verify_len]
+    assert request.stats.n_drafted == 4
+
+
+def test_always_needs_no_cost_table() -> None:
+    request = request_of()
+    decoder = decoder_of([request], FakeDecoder())
+    assert lengths(speculation_on(decoder, cost=CostTable()).plan([request], 512, 512)) == [4]
+
+
+@pytest.mark.parametrize("mode", ["always", "auto"])
+@pytest.mark.parametrize(("n_ctx", "expected"), [(3, 0), (4, 1), (6, 3), (7, 4), (9, 4)])
+def test_a_draft_shrinks_to_the_room_in_the_context(mode: Mode, n_ctx: int, expected: int) -> None:
+    request = request_of([1, 2, 3])
+    decoder = decoder_of([request], FakeDecoder(n_draft=4))
+    plan = speculation_on(decoder, mode).plan([request], n_ctx, 512)
+    assert lengths(plan) == [expected]
+
+
+@pytest.mark.parametrize("mode", ["always", "auto"])
+def test_a_draft_shrinks_to_max_tokens_less_the_bonus_token(mode: Mode) -> None:
+    request = request_of(max_tokens=3)
+    decoder = decoder_of([request], FakeDecoder(n_draft=4))
+    assert lengths(speculation_on(decoder, mode).plan([request], 512, 512)) == [2]
+
+
+def test_no_pass_is_spent_on_a_draft_without_room() -> None:
+    request = request_of(max_tokens=1)
+    decoder = decoder_of([request], FakeDecoder())
+    assert speculation_on(decoder).plan([request], 512, 512) == [[]]
+    assert decoder.n_passes("draft") == 0
+
+
+def test_a_request_without_room_gets_its_anchor_alone_beside_one_that_has_room() -> None:
+    requests = [request_of(seq_id=0, max_tokens=1), request_of(seq_id=1)]
+    decoder = decoder_of(requests, FakeDecoder(n_draft=4))
+    assert lengths(speculation_on(decoder).plan(requests, 512, 512)) == [0, 4]
+
+
+@pytest.mark.parametrize("mode", ["always", "auto"])
+@pytest.mark.parametrize("max_batch_tokens", [3, 4, 6, 11, 15, 40])
+def test_a_round_never_exceeds_max_batch_tokens(mode: Mode, max_batch_tokens: int) -> None:
+    requests = [request_of([seq_id, 5], seq_id=seq_id) for seq_id in range(3)]
+    decoder = decoder_of(requests, FakeDecoder(n_draft=4))
+    plan = speculation_on(decoder, mode).plan(requests, 512, max_batch_tokens)
+    assert 3 + sum(lengths(plan)) <= max_batch_tokens
+
+
+def test_auto_verifies_nothing_where_another_round_is_cheaper_than_width() -> None:
+    request = request_of()
+    decoder = decoder_of([request], FakeDecoder(n_draft=4))
+    assert lengths(speculation_on(decoder, "auto", cost=STEEP).plan([request], 512, 512)) == [0]
+
+
+def test_auto_verifies_all_where_width_is_free() -> None:
+    request = request_of()
+    decoder = decoder_of([request], FakeDecoder(n_draft=4))
+    cost = FixedCost(verify_ms=(10, 10), draft_ms=1)
+    assert lengths(speculation_on(decoder, "auto", cost=cost).plan([request], 512, 512)) == [4]
+
+
+# ---------------------------------------------------------------- lookup
+
+
+def test_lookup_proposes_what_followed_the_same_tokens() -> None:
+    request = request_of([1, 2, 3, 4, 5, 1, 2])
+    plan = speculation_on(FakeDecoder(n_draft=3), proposer="lookup").plan([request], 512, 512)
+    assert plan == [[3, 4, 5]]
+
+
+def test_lookup_follows_the_text_as_it_grows() -> None:
+    request = request_of([1, 2, 3])
+    speculation = speculation_on(FakeDecoder(n_draft=2), proposer="lookup")
+    assert speculation.plan([request], 512, 512) == [[]]
+    request.tokens += [9, 1, 2]
+    assert speculation.plan([request], 512, 512) == [[3, 9]]
+
+
+def test_lookup_spends_no_pass_and_no_silence() -> None:
+    request = request_of([1, 2, 3])
+    decoder = FakeDecoder()
+    speculation = speculation_on(decoder, proposer="lookup")
+    for _ in range(60):
+        assert speculation.plan([request], 512, 512) == [[]]
+    assert decoder.passes == []
+    assert speculation.reason == "always on (lookup)"
+
+
+def test_lookup_that_is_never_right_is_no_longer_verified() -> None:
+    cost = FixedCost(verify_ms=(10, 12, 14, 16, 18))
+    speculation = speculation_on(FakeDecoder(n_draft=4), "auto", "lookup", cost=cost)
+    request = request_of([1, 2, 3] * 4)
+    for n in range(60):
+        speculation.plan([request], 10_000, 512)
+        new = [100 + n, 1, 2]  # a match each time, and each time the text goes on otherwise
+        speculation.learn(request, len(request.tokens), new)
+        request.tokens += new
+    assert lengths(speculation.plan([request], 10_000, 512)) == [0]
+
+
+# ---------------------------------------------------------------- reasons
+
+
+def test_every_state_says_its_reason() -> None:
+    decoder = FakeDecoder()
+    assert speculation_on(decoder).reason == "always on (drafter)"
+    assert speculation_on(decoder, proposer="lookup").reason == "always on (lookup)"
+    assert speculation_on(decoder, "auto").reason == "drafting: on trial (0 of 8 drafts)"
+    lookup = speculation_on(decoder, "auto", "lookup")
+    assert lookup.reason == "lookup: verifies a match where that pays"
+    assert speculation_on(decoder, proposer=None).reason == "off: no drafter was asked for"
+
+
+def test_mode_off_never_drafts_though_a_drafter_is_there() -> None:
+    request = request_of()
+    decoder = decoder_of([request], FakeDecoder())
+    speculation = speculation_on(decoder, "off")
+    assert speculation.plan([request], 512, 512) == [[]]
+    assert speculation.proposer is None
+    assert decoder.passes == []
+
+
+def test_turned_off_it_plans_anchors_alone_and_says_why() -> None:
+    request = request_of()
+    decoder = decoder_of([request], FakeDecoder())
+    speculation = speculation_on(decoder)
+    speculation.turn_off("memory is short")
+    assert speculation.plan([request], 512, 512) == [[]]
+    assert speculation.reason == "off: memory is short"
+
+
+def test_a_failing_drafter_is_turned_off_with_a_warning_and_not_asked_again() -> None:
+    requests = [request_of(seq_id=seq_id) for seq_id in range(2)]
+    decoder = decoder_of(requests, FakeDecoder(draft_fails=True))
+    speculation = speculation_on(decoder)
+    with pytest.warns(RuntimeWarning, match="speculation off: the drafter's cache is broken"):
+        assert speculation.plan(requests, 512, 512) == [[], []]
+    assert speculation.plan(requests, 512, 512) == [[], []]
+    assert decoder.n_passes("draft") == 1
+    assert speculation.reason == "off: the drafter failed: the drafter's cache is broken"
+
+
+def test_a_silent_drafter_is_turned_off_after_50_rounds_with_a_warning() -> None:
+    request = request_of()
+    decoder = decoder_of([request], FakeDecoder(drafter=silent))
+    speculation = speculation_on(decoder)
+    for _ in range(49):
+        assert speculation.plan([request], 512, 512) == [[]]
+    with pytest.warns(RuntimeWarning, match="no use: the drafter proposed nothing in 50 rounds"):
+        speculation.plan([request], 512, 512)
+    assert speculation.reason == "off: the drafter proposed nothing in 50 rounds"
+
+
+# ---------------------------------------------------------------- learning
+
+
+def test_acceptance_by_position_counts_what_the_text_says_of_each_draft() -> None:
+    simulation = Simulation(FakeDecoder(target=letters, n_draft=4), FLAT, "always")
+    simulation.run(50)
+    by_position = simulation.speculation.acceptance_by_position
+    assert by_position == [(10, 10)] * 4
+
+
+def test_draft_tokens_that_were_not_verified_are_learned_from_too() -> None:
+    decoder = FakeDecoder(n_draft=4)
+    request = request_of()
+    speculation = speculation_on(decoder_of([request], decoder), verify_len=0)
+    speculation.plan([request], 512, 512)
+    speculation.learn(request, len(request.tokens), oracle(letters)(request.tokens, 4))
+    assert speculation.acceptance_by_position == [(1, 1)] * 4
+
+
+def test_times_are_taken_only_while_something_speculates() -> None:
+    cost = CostTable()
+    speculation = speculation_on(FakeDecoder(), cost=cost)
+    speculation.observe_round(1, 0, 0.25, 0.01)
+    speculation.turn_off("a reason")
+    speculation.observe_round(1, 0, 9.0, 9.0)
+    assert (cost.verify_s(1, 0), cost.other_s) == (0.25, 0.01)
+
+
+# ---------------------------------------------------------------- parking: scenario 13
+
+
+def test_a_wrong_drafter_costs_at_most_a_tenth_over_300_tokens() -> None:
+    cost = FixedCost(verify_ms=(10, 15, 20, 25, 30), draft_ms=5)
+    simulation = Simulation(FakeDecoder(drafter=wrong(letters), n_ctx=4096), cost)
+    assert simulation.run(300) <= 1.10 * 300 * cost.verify_s(1, 0)
+    assert simulation.speculation.reason.startswith("parked: drafting promises 0.")
+
+
+def test_parked_it_stays_within_3_percent_of_plain_decoding() -> None:
+    cost = FixedCost(verify_ms=(10, 15, 20, 25, 30), draft_ms=5)
+    simulation = Simulation(FakeDecoder(drafter=wrong(letters), n_ctx=8192), cost)
+    simulation.run(100)  # the first second
+    assert simulation.run(1000) <= 1.03 * 1000 * cost.verify_s(1, 0)
+
+
+def test_a_dear_drafter_is_probed_so_seldom_that_probes_cost_2_percent() -> None:
+    cost = FixedCost(verify_ms=(10, 15, 20, 25, 30), draft_ms=40)
+    simulation = Simulation(FakeDecoder(drafter=wrong(letters), n_ctx=8192), cost)
+    simulation.run(200)
+    assert simulation.run(2000) <= 1.03 * 2000 * cost.verify_s(1, 0)
+
+
+def test_when_the_drafter_becomes_right_drafting_resumes_within_3_probe_periods() -> None:
+    cost = FixedCost(verify_ms=(10, 11, 12, 13, 14), draft_ms=5)
+    decoder = FakeDecoder(drafter=wrong(letters), n_ctx=8192)
+    simulation = Simulation(decoder, cost)
+    simulation.run(300)
+    assert simulation.speculation.reason.startswith("parked")
+    decoder.drafter = oracle(letters)
+    start = simulation.n_rounds
+    while simulation.speculation.reason.startswith("parked"):
+        simulation.round()
+        assert simulation.n_rounds - start <= 3 * 32
+    assert simulation.run(500) < 0.6 * 500 * cost.verify_s(1, 0)
+
+
+def test_a_good_drafter_is_never_parked() -> None:
+    cost = FixedCost(verify_ms=(10, 11, 12, 13, 14), draft_ms=2)
+    simulation = Simulation(FakeDecoder(drafter=mixed(letters, 0.8), n_ctx=8192), cost)
+    simulation.run(1000)
+    assert simulation.speculation.reason.startswith("drafting: promises at least")
+    assert simulation.clock_s < 0.7 * 1000 * cost.verify_s(1, 0)
+
+
+@pytest.mark.parametrize("rho", [0.0, 0.3, 0.5, 0.7, 0.9])
+@pytest.mark.parametrize(
+    "verify_ms",
+    [(10, 10, 10, 10, 10), (10, 12, 14, 16, 18), (10, 20, 30, 40, 50), (10, 22, 26, 41, 18)],
+)
+def test_auto_is_never_more_than_5_percent_slower_than_plain(
+    rho: float, verify_ms: Sequence[float]
+) -> None:
+    cost = FixedCost(verify_ms=verify_ms, draft_ms=4)
+    simulation = Simulation(FakeDecoder(drafter=mixed(letters, rho), n_ctx=8192), cost)
+    simulation.run(100)
+    assert simulation.run(1000) <= 1.05 * 1000 * cost.verify_s(1, 0)
+
+
+def test_the_time_of_a_probe_is_not_taken_for_the_cost_of_a_draft() -> None:
+    class Counting(FixedCost):
+        n_drafts = 0
+
+        def observe_draft(self, n_seq: int, seconds: float) -> None:
+            self.n_drafts += 1
+
+    cost = Counting(verify_ms=(10, 15, 20, 25, 30), draft_ms=5)
+    decoder = FakeDecoder(drafter=wrong(letters), n_ctx=4096)
+    Simulation(decoder, cost).run(300)
+    assert cost.n_drafts == 8  # the trial; what came later were probes
+    assert decoder.n_passes("draft") > 8
+
+
+def test_a_target_that_repeats_itself_is_drafted_by_the_oracle_as_any_other() -> None:
+    target = repeating(3)
+    simulation = Simulation(FakeDecoder(target=target, n_ctx=8192), FLAT)
+    simulation.run(100)
+    assert simulation.request.tokens[5:105] == oracle(target)(range(5), 100)
+
+
+def test_a_text_that_ends_inside_a_draft_counts_for_the_slots_it_has_reached() -> None:
+    target = saying("ab", 5)
+    simulation = Simulation(FakeDecoder(target=target, n_draft=4), FLAT, "always")
+    simulation.round()
+    simulation.speculation.finish(simulation.request)
+    assert simulation.speculation.acceptance_by_position == [(1, 1), (1, 1), (1, 1), (0, 0)]
