@@ -185,28 +185,28 @@ void bind_decoder(py::module_ & m) {
             "tokenize",
             [](BlockDecoder & self, const std::string & text, bool add_special,
                bool parse_special) {
-                return tokenize(self.pair().vocab(), text, add_special, parse_special);
+                return tokenize(self.pair()->vocab(), text, add_special, parse_special);
             },
             NoGil(), py::arg("text"), py::arg("add_special") = true,
             py::arg("parse_special") = true)
         .def(
             "token_bytes",
             [](BlockDecoder & self, llama_token token, bool special) {
-                return py::bytes(token_bytes(self.pair().vocab(), token, special));
+                return py::bytes(token_bytes(self.pair()->vocab(), token, special));
             },
             py::arg("token"), py::arg("special") = false)
         .def(
             "metadata",
             [](BlockDecoder & self, const std::string & key) {
-                return metadata(self.pair().target(), key.c_str());
+                return metadata(self.pair()->target(), key.c_str());
             },
             py::arg("key"))
         .def_property_readonly("eog_tokens",
-                               [](BlockDecoder & self) { return eog_tokens(self.pair().vocab()); })
+                               [](BlockDecoder & self) { return eog_tokens(self.pair()->vocab()); })
         .def_property_readonly(
-            "bos_token", [](BlockDecoder & self) { return llama_vocab_bos(self.pair().vocab()); })
+            "bos_token", [](BlockDecoder & self) { return llama_vocab_bos(self.pair()->vocab()); })
         .def_property_readonly(
-            "eos_token", [](BlockDecoder & self) { return llama_vocab_eos(self.pair().vocab()); })
+            "eos_token", [](BlockDecoder & self) { return llama_vocab_eos(self.pair()->vocab()); })
         .def_property_readonly("n_ctx", [](BlockDecoder & self) { return self.config().n_ctx; })
         .def_property_readonly("n_seq", [](BlockDecoder & self) { return self.config().n_seq; })
         .def_property_readonly("n_batch", [](BlockDecoder & self) { return self.config().n_batch; })
@@ -215,28 +215,28 @@ void bind_decoder(py::module_ & m) {
         .def_property_readonly("n_vocab", &BlockDecoder::n_vocab)
         .def_property_readonly(
             "n_ctx_train",
-            [](BlockDecoder & self) { return llama_model_n_ctx_train(self.pair().target()); })
+            [](BlockDecoder & self) { return llama_model_n_ctx_train(self.pair()->target()); })
         .def_property_readonly("has_drafter", &BlockDecoder::has_drafter)
         .def_property_readonly(
             "block_size",
             [](BlockDecoder & self) {
-                return self.has_drafter() ? self.pair().drafter_file()->block_size : 0;
+                return self.has_drafter() ? self.pair()->drafter_file()->block_size : 0;
             })
-        .def_property_readonly("n_draft",
-                               [](BlockDecoder & self) {
-                                   return self.has_drafter() ? self.pair().drafter_file()->n_draft()
-                                                             : 0;
-                               })
+        .def_property_readonly(
+            "n_draft",
+            [](BlockDecoder & self) {
+                return self.has_drafter() ? self.pair()->drafter_file()->n_draft() : 0;
+            })
         .def_property_readonly("has_confidence",
                                [](BlockDecoder & self) {
                                    return self.has_drafter() &&
-                                          self.pair().drafter_file()->has_confidence;
+                                          self.pair()->drafter_file()->has_confidence;
                                })
         .def_property_readonly("can_roll_back",
-                               [](BlockDecoder & self) { return self.pair().can_roll_back(); })
+                               [](BlockDecoder & self) { return self.pair()->can_roll_back(); })
         .def_property_readonly(
             "no_roll_back_reason",
-            [](BlockDecoder & self) { return self.pair().no_roll_back_reason(); })
+            [](BlockDecoder & self) { return self.pair()->no_roll_back_reason(); })
         .def_property_readonly("decode_s", &BlockDecoder::decode_s)
         .def_property_readonly("n_rebuilds", &BlockDecoder::n_rebuilds);
 }

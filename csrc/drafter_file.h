@@ -1,39 +1,23 @@
 // What a drafter's GGUF file says about itself: layout of the block, heads, reduced vocabulary.
 //
-// Everything that llama.cpp would only assert on while building its graph is checked here first,
-// so that a damaged file is an error and not an abort. Knows no contexts and no target.
+// Everything that llama.cpp would only assert on while loading the file or building its graph is
+// checked here first, so that a damaged file is an error and not an abort. Knows no contexts and no
+// target.
 #pragma once
 
 #include <cstdint>
-#include <memory>
 #include <string>
 #include <vector>
 
-#include "gguf.h"
+#include "gguf_file.h"
 #include "llama.h"
 
 namespace dspark {
-
-// A tensor's rows inside the mapped file; row r is dequantised on demand.
-struct FileTensor {
-    const uint8_t * data = nullptr;
-    ggml_type type = GGML_TYPE_F32;
-    int64_t n_columns = 0;
-    int64_t n_rows = 0;
-
-    explicit operator bool() const { return data != nullptr; }
-    void read_row(int64_t row, float * out) const;
-};
-
-class MappedFile;
 
 class DrafterFile {
   public:
     // Throws Error(pair) with the reason when the file is not a drafter that llama.cpp can run.
     explicit DrafterFile(const std::string & path);
-    ~DrafterFile();
-
-    const std::string & path() const { return path_; }
 
     int32_t block_size = 0;          // tokens that go into one drafter pass, per sequence
     bool sample_from_anchor = true;  // slot 0 gives a draft token
@@ -52,25 +36,12 @@ class DrafterFile {
     int32_t n_draft() const { return block_size - first_slot(); }
 
   private:
-    struct GgufDeleter {
-        void operator()(gguf_context * ctx) const { gguf_free(ctx); }
-    };
-
-    [[noreturn]] void reject(const std::string & why) const;
     void read_metadata();
     void check_layers() const;
-    void check_vocabulary() const;
     void check_tensors() const;
     void read_tensors();
-    int64_t read_int(const char * key, int64_t fallback) const;
-    bool read_bool(const char * key, bool fallback) const;
-    std::string read_string(const char * key, const std::string & fallback) const;
-    std::vector<int32_t> read_int_array(const char * key) const;
-    FileTensor find_tensor(const char * name) const;
 
-    std::string path_;
-    std::unique_ptr<MappedFile> file_;
-    std::unique_ptr<gguf_context, GgufDeleter> gguf_;
+    GgufFile file_;
 };
 
 }  // namespace dspark

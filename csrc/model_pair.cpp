@@ -63,10 +63,6 @@ void set_threads(llama_context_params & params, int32_t n_threads) {
 
 llama_model_ptr load_model(const std::string & path, int32_t n_gpu_layers, ErrorKind kind) {
     const std::string what = kind == ErrorKind::pair ? "drafter " : "model ";
-    std::error_code error;
-    if (!std::filesystem::is_regular_file(path, error)) {
-        throw Error(kind, what + path + " is not a file; check the path");
-    }
     llama_model_params params = llama_model_default_params();
     params.n_gpu_layers = n_gpu_layers;
     const LogCapture log;
@@ -75,6 +71,18 @@ llama_model_ptr load_model(const std::string & path, int32_t n_gpu_layers, Error
         throw Error(kind, what + path + " cannot be loaded: " + log.reason());
     }
     return model;
+}
+
+// llama.cpp aborts on a vocabulary with the same text twice.
+void check_target_file(const std::string & path) {
+    std::error_code error;
+    if (!std::filesystem::is_regular_file(path, error)) {
+        throw Error(ErrorKind::model, "model " + path + " is not a file; check the path");
+    }
+    const GgufFile file(path, ErrorKind::model);
+    if (file.read_string("tokenizer.ggml.model", "none") != "none") {
+        file.check_vocabulary();
+    }
 }
 
 // Architectures whose graph in llama.cpp 0c1e570 fills t_layer_inp (src/models/*.cpp). For any
@@ -186,6 +194,7 @@ void ModelPair::load_target(const DecoderConfig & config) {
     if (config.target_address != 0) {
         target_ = reinterpret_cast<llama_model *>(config.target_address);
     } else {
+        check_target_file(config.target_path);
         owned_target_ = load_model(config.target_path, config.n_gpu_layers, ErrorKind::model);
         target_ = owned_target_.get();
     }

@@ -90,8 +90,19 @@ float gumbel_bound(uint32_t bits) {
 
 bool finite_in(float x, float low, float high) { return std::isfinite(x) && x >= low && x <= high; }
 
+[[noreturn]] void bad_value(const std::string & name, const std::string & value,
+                            const std::string & limit) {
+    throw Error(ErrorKind::value, name + " is " + value + "; it must be " + limit);
+}
+
 [[noreturn]] void bad_value(const std::string & name, float value, const std::string & limit) {
-    throw Error(ErrorKind::value, name + " is " + std::to_string(value) + "; it must be " + limit);
+    char text[32];
+    std::snprintf(text, sizeof text, "%g", static_cast<double>(value));
+    bad_value(name, text, limit);
+}
+
+[[noreturn]] void bad_value(const std::string & name, int32_t value, const std::string & limit) {
+    bad_value(name, std::to_string(value), limit);
 }
 
 // llama.cpp expands {5,2} into 2^64 copies and runs out of memory: refuse an upper limit of a
@@ -208,7 +219,7 @@ class LogitBuckets {
 
 void SamplingParams::check(int32_t n_vocab) const {
     if (!finite_in(temperature, 0.0f, 100.0f)) bad_value("temperature", temperature, "0 to 100");
-    if (top_k < 0) bad_value("top_k", static_cast<float>(top_k), "0 (off) or more");
+    if (top_k < 0) bad_value("top_k", top_k, "0 (off) or more");
     if (!(top_p > 0.0f && top_p <= 1.0f)) bad_value("top_p", top_p, "above 0, at most 1");
     if (!finite_in(min_p, 0.0f, 1.0f)) bad_value("min_p", min_p, "0 to 1");
     if (!(repeat_penalty > 0.0f && repeat_penalty <= 100.0f)) {
@@ -221,16 +232,14 @@ void SamplingParams::check(int32_t n_vocab) const {
         bad_value("presence_penalty", presence_penalty, "-100 to 100");
     }
     if (penalty_last_n < 0) {
-        bad_value("penalty_last_n", static_cast<float>(penalty_last_n), "0 or more");
+        bad_value("penalty_last_n", penalty_last_n, "0 or more");
     }
     if (n_logprobs < -1 || n_logprobs > n_vocab) {
-        bad_value("logprobs", static_cast<float>(n_logprobs),
-                  "0 to the vocabulary size, " + std::to_string(n_vocab));
+        bad_value("logprobs", n_logprobs, "0 to the vocabulary size, " + std::to_string(n_vocab));
     }
     for (const auto & [token, bias] : logit_bias) {
         if (token < 0 || token >= n_vocab) {
-            bad_value("logit_bias token", static_cast<float>(token),
-                      "0 to " + std::to_string(n_vocab - 1));
+            bad_value("logit_bias token", token, "0 to " + std::to_string(n_vocab - 1));
         }
         if (std::isnan(bias) || bias == -kNegInf) {
             bad_value("logit_bias of token " + std::to_string(token), bias, "finite or -inf");

@@ -6,6 +6,7 @@ abort inside llama.cpp fails a test and not the test run.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import subprocess
@@ -226,23 +227,23 @@ def test_draw_token_names_what_it_cannot_take() -> None:
 @pytest.mark.parametrize(
     ("options", "expected"),
     [
-        ({"temperature": -1.0}, "temperature is -1.000000; it must be 0 to 100"),
-        ({"temperature": 101.0}, "temperature is 101.000000; it must be 0 to 100"),
+        ({"temperature": -1.0}, "temperature is -1; it must be 0 to 100"),
+        ({"temperature": 101.0}, "temperature is 101; it must be 0 to 100"),
         ({"temperature": float("nan")}, "temperature is nan; it must be 0 to 100"),
-        ({"top_k": -1}, "top_k is -1.000000; it must be 0 (off) or more"),
-        ({"top_p": 0.0}, "top_p is 0.000000; it must be above 0, at most 1"),
-        ({"top_p": 1.5}, "top_p is 1.500000; it must be above 0, at most 1"),
-        ({"min_p": -0.5}, "min_p is -0.500000; it must be 0 to 1"),
-        ({"min_p": 2.0}, "min_p is 2.000000; it must be 0 to 1"),
-        ({"repeat_penalty": 0.0}, "repeat_penalty is 0.000000; it must be above 0, at most 100"),
-        ({"frequency_penalty": 200.0}, "frequency_penalty is 200.000000; it must be -100 to 100"),
+        ({"top_k": -1}, "top_k is -1; it must be 0 (off) or more"),
+        ({"top_p": 0.0}, "top_p is 0; it must be above 0, at most 1"),
+        ({"top_p": 1.5}, "top_p is 1.5; it must be above 0, at most 1"),
+        ({"min_p": -0.5}, "min_p is -0.5; it must be 0 to 1"),
+        ({"min_p": 2.0}, "min_p is 2; it must be 0 to 1"),
+        ({"repeat_penalty": 0.0}, "repeat_penalty is 0; it must be above 0, at most 100"),
+        ({"frequency_penalty": 200.0}, "frequency_penalty is 200; it must be -100 to 100"),
         ({"presence_penalty": float("inf")}, "presence_penalty is inf; it must be -100 to 100"),
-        ({"penalty_last_n": -1}, "penalty_last_n is -1.000000; it must be 0 or more"),
+        ({"penalty_last_n": -1}, "penalty_last_n is -1; it must be 0 or more"),
         (
             {"n_logprobs": 321},
-            "logprobs is 321.000000; it must be 0 to the vocabulary size, 320",
+            "logprobs is 321; it must be 0 to the vocabulary size, 320",
         ),
-        ({"logit_bias": [(320, 1.0)]}, "logit_bias token is 320.000000; it must be 0 to 319"),
+        ({"logit_bias": [(320, 1.0)]}, "logit_bias token is 320; it must be 0 to 319"),
         (
             {"logit_bias": [(5, float("inf"))]},
             "logit_bias of token 5 is inf; it must be finite or -inf",
@@ -388,7 +389,15 @@ def test_a_second_thread_is_turned_away_while_the_first_works(tmp_path: Path) ->
     slow = decoder_of(write_llama(tmp_path / "slow.gguf", spec), n_ctx=512, n_batch=512)
     slow.open_sequence(0, _core.SamplingConfig())
     slow.open_sequence(1, _core.SamplingConfig())
-    worker = threading.Thread(target=lambda: slow.prefill(0, [65] * 512))
+
+    def work() -> None:
+        done = False
+        while not done:
+            with contextlib.suppress(DecodeError):  # the other thread happened to be first
+                slow.prefill(0, [65] * 512)
+                done = True
+
+    worker = threading.Thread(target=work)
     worker.start()
     messages = set()
     while worker.is_alive():
@@ -431,9 +440,9 @@ def test_a_missing_file_is_named(tiny_llama: Path, tmp_path: Path) -> None:
 def test_a_file_that_is_no_gguf_is_named(tiny_llama: Path, tmp_path: Path) -> None:
     path = tmp_path / "text.gguf"
     path.write_text("hello " * 100)
-    text = message(ModelError, lambda: decoder_of(path))
-    assert text.startswith(f"model {path} cannot be loaded: ")
-    assert "magic" in text
+    assert message(ModelError, lambda: decoder_of(path)) == (
+        f"model {path}: it is not a GGUF file, or it is cut short"
+    )
     assert message(PairError, lambda: decoder_of(tiny_llama, path)) == (
         f"drafter {path}: it is not a GGUF file, or it is cut short"
     )
@@ -512,11 +521,11 @@ WRONG_METADATA = {
     ),
     "no tokenizer": (
         {"tokenizer.ggml.model": "no_vocab"},
-        "it has no tokenizer; it needs a copy of its target's",
+        "it has no tokenizer",
     ),
     "no tokens": (
         {"tokenizer.ggml.tokens": None},
-        "it has no tokenizer.ggml.tokens, the vocabulary of its target",
+        "it has no tokenizer.ggml.tokens, its vocabulary",
     ),
     "a token twice": (
         {"tokenizer.ggml.tokens": [*vocabulary()[:-1], "th"]},

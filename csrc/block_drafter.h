@@ -1,0 +1,77 @@
+// The drafter's side of a round: features of committed tokens go in, drafts come out.
+//
+// Owns the drafter's cache and the features that wait to be injected. Knows nothing of what the
+// target accepts, except that only features of tokens that stay are handed in.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "markov_head.h"
+#include "model_pair.h"
+#include "passes.h"
+#include "sampling.h"
+
+namespace dspark {
+
+// What the drafter proposes for one sequence; entry k is about token k + 1 after the anchor.
+struct Draft {
+    std::vector<llama_token> tokens;
+    std::vector<float> confidence;  // from the confidence head; empty when the drafter has none
+    std::vector<float> certainty;   // lead of the drawn token over the runner-up, in logits
+};
+
+// A sequence to draft for. `before` is all its tokens without the anchor; it is put back as it was.
+struct DraftInput {
+    int32_t seq_id;
+    llama_token anchor;
+    Sampler & sampler;
+    std::vector<llama_token> & before;
+};
+
+class BlockDrafter {
+  public:
+    // The pair must have a drafter and outlive this.
+    BlockDrafter(ModelPair & pair, int32_t n_seq, PassClock & clock);
+
+    // Takes the tapped layer inputs of rows of the last target pass: those of the next n_rows
+    // tokens of the sequence.
+    void keep_features(int32_t seq_id, int32_t first_row, int32_t n_rows);
+
+    // Forgets everything behind the first n_keep tokens.
+    void cut(int32_t seq_id, int32_t n_keep);
+
+    // One pass for all sequences, a full block for each.
+    std::vector<Draft> draft(const std::vector<DraftInput> & inputs);
+
+    double time_draft(int32_t n_seq);  // seconds; the cache must be empty
+
+  private:
+    struct Features {
+        int32_t n_injected = 0;      // tokens whose features are in the drafter's cache
+        std::vector<float> pending;  // features of the tokens behind them, a row each
+    };
+
+    int32_t n_pending(const Features & features) const;
+    void inject(const std::vector<int32_t> & seq_ids);
+    bool inject_batch();
+    void drop_block(int32_t seq_id);
+    LogitRow row_of(int32_t batch_index);
+    Draft read(const DraftInput & input, int32_t first_row);
+
+    llama_context * ctx() const { return pair_.drafter_ctx(); }
+    const DrafterFile & file() const { return *pair_.drafter_file(); }
+
+    ModelPair & pair_;
+    PassClock & clock_;
+    std::unique_ptr<MarkovHead> markov_;  // null: DFlash
+    std::vector<Features> features_;
+    BatchPtr inject_batch_;
+    BatchPtr block_batch_;
+    bool has_four_positions_;        // an embedding row of an M-RoPE model has four
+    std::vector<float> logits_;      // one row over a reduced draft vocabulary
+    std::vector<int32_t> index_of_;  // token -> its column there, or -1
+};
+
+}  // namespace dspark

@@ -1,0 +1,252 @@
+"""python -m dspark_edge.bench: what this machine does with a pair, measured.
+
+`overhead`: what the runtime itself costs over llama.cpp. Tables go to stderr, one JSON document to
+stdout. Refuses to judge: it prints figures.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import resource
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import llama_cpp
+
+from .engine import Engine
+from .errors import DsparkError
+from .models import target_path
+from .sequence import SamplingParams, Stats
+
+PROMPT = "Explain in detail how a steam engine works, step by step."
+N_CTX = 2048
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Returns the exit code: 0, or 1 for our errors."""
+    args = _parser().parse_args(argv)
+    try:
+        report = args.run(args)
+    except (DsparkError, ValueError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    print(json.dumps(report))
+    return 0
+
+
+def overhead(args: argparse.Namespace) -> dict[str, Any]:
+    """Plain decoding against llama-cpp-python's low-level loop, own time per round, peak memory."""
+    report = {
+        "target": str(target_path(args.target)),
+        "n_tokens": args.tokens,
+        "n_pairs": args.pairs,
+        "plain_over_low_level": _plain_against_low_level(args),
+        "own_ms_per_round": _own_time(args),
+        "memory": _memory(args),
+    }
+    plain, own, memory = (
+        report["plain_over_low_level"],
+        report["own_ms_per_round"],
+        report["memory"],
+    )
+    _say(f"plain decoding / low-level loop: {plain['median']:.3f} (median of {args.pairs} pairs)")
+    for name, value in own.items():
+        _say(f"own time per round, {name}: {value:.3f} ms")
+    _say(
+        f"peak memory: low-level {memory['low_level_bytes'] / 1e6:.0f} MB, with the drafter "
+        f"{memory['engine_bytes'] / 1e6:.0f} MB, of which its weights and caches "
+        f"{memory['drafter_bytes'] / 1e6:.0f} MB: {memory['rest_bytes'] / 1e6:.0f} MB over"
+    )
+    return report
+
+
+# ---------------------------------------------------------------- plain decoding
+
+
+def _plain_against_low_level(args: argparse.Namespace) -> dict[str, float]:
+    """Ratio of decode speeds, runs interleaved; above 1: ours is the faster one."""
+    ratios = []
+    with Engine(
+        args.target, speculation="off", n_seq=1, n_ctx=N_CTX, n_threads=args.threads
+    ) as engine:
+        prompt = _prompt(engine)
+        low_level = _LowLevel(target_path(args.target), args.threads)
+        low_level.tps(prompt, args.tokens)  # warm-up of both
+        _run(engine, prompt, args.tokens, 0.0)
+        for _ in range(args.pairs):
+            theirs = low_level.tps(prompt, args.tokens)
+            ratios.append(_run(engine, prompt, args.tokens, 0.0).tps / theirs)
+        low_level.close()
+    return {"median": statistics.median(ratios), "low": min(ratios), "high": max(ratios)}
+
+
+class _LowLevel:
+    """The greedy loop that llama-cpp-python's own low-level examples use."""
+
+    def __init__(self, path: Path, n_threads: int) -> None:
+        self._model = llama_cpp.llama_model_load_from_file(
+            str(path).encode(), llama_cpp.llama_model_default_params()
+        )
+        params = llama_cpp.llama_context_default_params()
+        params.n_ctx, params.n_batch, params.n_ubatch = N_CTX, 512, 512
+        params.n_threads = params.n_threads_batch = n_threads
+        self._ctx = llama_cpp.llama_init_from_model(self._model, params)
+        chain = llama_cpp.llama_sampler_chain_init(llama_cpp.llama_sampler_chain_default_params())
+        llama_cpp.llama_sampler_chain_add(chain, llama_cpp.llama_sampler_init_greedy())
+        self._chain = chain
+
+    def tps(self, prompt: Sequence[int], n_tokens: int) -> float:
+        """Decode speed of n_tokens after the prompt, in tokens per second."""
+        memory = llama_cpp.llama_get_memory(self._ctx)
+        llama_cpp.llama_memory_seq_rm(memory, 0, -1, -1)
+        array = (llama_cpp.llama_token * len(prompt))(*prompt)
+        # The last prompt token counts as decoding here as it does in the engine.
+        self._decode(array, len(prompt) - 1)
+        token = (llama_cpp.llama_token * 1)(prompt[-1])
+        start = time.perf_counter()
+        for _ in range(n_tokens):
+            self._decode(token, 1)
+            token[0] = llama_cpp.llama_sampler_sample(self._chain, self._ctx, -1)
+        return n_tokens / (time.perf_counter() - start)
+
+    def _decode(self, tokens: Any, n_tokens: int) -> None:
+        code = llama_cpp.llama_decode(self._ctx, llama_cpp.llama_batch_get_one(tokens, n_tokens))
+        if code != 0:
+            raise ValueError(f"llama_decode gave {code}")
+
+    def close(self) -> None:
+        llama_cpp.llama_sampler_free(self._chain)
+        llama_cpp.llama_free(self._ctx)
+        llama_cpp.llama_model_free(self._model)
+
+
+# ---------------------------------------------------------------- own time
+
+
+def _own_time(args: argparse.Namespace) -> dict[str, float]:
+    """Milliseconds per round outside llama.cpp, whole blocks, one sequence."""
+    with Engine(
+        args.target,
+        drafter=args.drafter,
+        speculation="always",
+        n_seq=1,
+        n_ctx=N_CTX,
+        n_threads=args.threads,
+    ) as engine:
+        prompt = _prompt(engine)
+        _run(engine, prompt, 32, 0.0)
+        report = {}
+        for temperature in (0.0, 1.0):
+            runs = [
+                _run(engine, prompt, args.tokens, temperature, seed=seed)
+                for seed in range(args.pairs)
+            ]
+            report[f"temperature {temperature:g}"] = statistics.median(
+                1e3 * stats.own_s / stats.n_rounds for stats in runs
+            )
+    return report
+
+
+# ---------------------------------------------------------------- memory
+
+
+def _memory(args: argparse.Namespace) -> dict[str, int]:
+    """Peak resident bytes of two fresh processes that decode the same tokens."""
+    low_level = _peak(args, "low-level")
+    engine = _peak(args, "engine")
+    rest = engine["peak"] - low_level["peak"] - engine["drafter"]
+    return {
+        "low_level_bytes": low_level["peak"],
+        "engine_bytes": engine["peak"],
+        "drafter_bytes": engine["drafter"],
+        "rest_bytes": rest,
+    }
+
+
+def _peak(args: argparse.Namespace, what: str) -> dict[str, int]:
+    command = [sys.executable, "-m", "dspark_edge.bench", "peak", what]
+    command += ["--target", args.target, "--drafter", args.drafter]
+    command += ["--tokens", str(args.tokens), "--threads", str(args.threads)]
+    output = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    result: dict[str, int] = json.loads(output.splitlines()[-1])
+    return result
+
+
+def peak(args: argparse.Namespace) -> dict[str, int]:
+    """Decodes in this process and reports its peak resident memory in bytes."""
+    drafter_bytes = 0
+    if args.what == "low-level":
+        low_level = _LowLevel(target_path(args.target), args.threads)
+        low_level.tps(list(range(100, 150)), args.tokens)
+    else:
+        engine = Engine(
+            args.target,
+            drafter=args.drafter,
+            speculation="always",
+            n_seq=1,
+            n_ctx=N_CTX,
+            n_threads=args.threads,
+        )
+        _run(engine, list(range(100, 150)), args.tokens, 0.0)
+        use = engine.memory_use()
+        drafter_bytes = use.drafter_model_bytes + use.drafter_context_bytes
+    return {"peak": _peak_rss_bytes(), "drafter": drafter_bytes}
+
+
+def _peak_rss_bytes() -> int:
+    status = Path("/proc/self/status")
+    if status.exists():
+        # Linux lets ru_maxrss of a child start at its parent's, VmHWM does not.
+        line = next(x for x in status.read_text().splitlines() if x.startswith("VmHWM"))
+        return int(line.split()[1]) * 1024
+    unit = 1 if sys.platform == "darwin" else 1024  # of ru_maxrss
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+
+
+# ---------------------------------------------------------------- shared
+
+
+def _prompt(engine: Engine) -> list[int]:
+    return engine.tokenize(engine.render([{"role": "user", "content": PROMPT}]), add_special=False)
+
+
+def _run(
+    engine: Engine, prompt: Sequence[int], n_tokens: int, temperature: float, seed: int = 0
+) -> Stats:
+    params = SamplingParams(
+        temperature=temperature, seed=seed, max_tokens=n_tokens, ignore_eos=True
+    )
+    stats = Stats()
+    for chunk in engine.generate(prompt, params):
+        stats = chunk.stats
+    return stats
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="dspark-edge bench", description=__doc__)
+    commands = parser.add_subparsers(required=True)
+    run_overhead = commands.add_parser("overhead", help="what the runtime itself costs")
+    run_peak = commands.add_parser("peak", help="peak memory of one process")
+    run_peak.add_argument("what", choices=("low-level", "engine"))
+    for command, run in ((run_overhead, overhead), (run_peak, peak)):
+        command.set_defaults(run=run)
+        command.add_argument("--target", default="default")
+        command.add_argument("--drafter", default="auto")
+        command.add_argument("--tokens", type=int, default=64)
+        command.add_argument("--threads", type=int, default=2)
+    run_overhead.add_argument("--pairs", type=int, default=11)
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())
