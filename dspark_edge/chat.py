@@ -68,11 +68,13 @@ class _Chat:
         with suppress(EOFError, KeyboardInterrupt):  # Ctrl-D, or Ctrl-C at the prompt: leave
             while True:
                 self._turn()
-        print()
+        _say("")
         return EXIT_OK
 
     def _turn(self) -> None:
-        text = input("> ").strip()
+        # Not by input(), which writes it to stdout where that is a file.
+        print("> ", end="", file=sys.stderr, flush=True)
+        text = input().strip()
         if text in ("/quit", "/exit"):
             raise EOFError
         if not text:
@@ -100,9 +102,7 @@ class _Chat:
         except KeyboardInterrupt:
             interrupted = True
         finally:
-            close = getattr(stream, "close", None)
-            if close is not None:
-                close()  # aborts the request when it has not ended
+            stream.close()  # aborts the request when it has not ended
         print()
         self._messages = [*messages, _message("assistant", "".join(said))]
         if reason == "context_full":

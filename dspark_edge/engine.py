@@ -10,7 +10,8 @@ import secrets
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING
@@ -22,8 +23,9 @@ from .lookup import LookupDrafter
 from .prompt import ChatTemplate
 from .sampling import sampling_config
 from .sequence import Chunk, Request, SamplingParams, Stats, TokenLogprob
-from .slots import Slot, SlotTable
+from .slots import Slot, SlotTable, n_common
 from .speculation import Mode
+from .stream import Stream
 from .text import TextStream
 
 if TYPE_CHECKING:
@@ -86,9 +88,11 @@ class Engine:
         self._template: ChatTemplate | None = None
         self._slots = SlotTable(loaded.decoder.n_seq)
         self._queue: deque[Request] = deque()
-        self._outbox: list[Chunk] = []
+        self._outbox: list[Chunk] = []  # of requests that step() speaks for
+        self._streams: dict[int, deque[Chunk]] = {}  # of those that an iterator speaks for
         self._n_requests = 0
         self._lock = threading.Lock()
+        self._is_closed = False
 
     # ------------------------------------------------------------ what is loaded
 
@@ -154,39 +158,25 @@ class Engine:
 
     def chat(
         self, messages: Sequence[Mapping[str, object]], params: SamplingParams | None = None
-    ) -> Iterator[Chunk]:
+    ) -> Stream:
         """Streams the reply to a conversation. Raises as `add` and `render` do."""
         # The template writes the beginning-of-sequence token itself where the model wants one.
         prompt = self._decoder.tokenize(self.render(messages), add_special=False)
         return self.generate(prompt, params)
 
-    def generate(
-        self, prompt: str | Sequence[int], params: SamplingParams | None = None
-    ) -> Iterator[Chunk]:
+    def generate(self, prompt: str | Sequence[int], params: SamplingParams | None = None) -> Stream:
         """Streams the continuation of a text or of token ids.
 
         Other requests go on meanwhile; closing the iterator aborts this one. Raises as `add` does,
         and DecodeError when the request fails on the way.
         """
-        return self._stream(self.add(prompt, params))
+        request_id = self.add(prompt, params)
+        chunks = self._streams[request_id] = deque()
+        return Stream(chunks, work=self._work, end=partial(self._end_stream, request_id))
 
-    def _stream(self, request_id: int) -> Iterator[Chunk]:
-        finished = False
-        try:
-            while not finished:
-                mine = [c for c in self._outbox if c.request_id == request_id]
-                self._outbox = [c for c in self._outbox if c.request_id != request_id]
-                if not mine:
-                    self._work()
-                for chunk in mine:
-                    finished = chunk.finish_reason is not None
-                    if chunk.finish_reason == "error":
-                        raise DecodeError(chunk.error)
-                    yield chunk
-        finally:
-            if not finished:
-                self.abort(request_id)
-                self._outbox = [c for c in self._outbox if c.request_id != request_id]
+    def _end_stream(self, request_id: int) -> None:
+        self.abort(request_id)
+        del self._streams[request_id]
 
     def add(self, prompt: str | Sequence[int], params: SamplingParams | None = None) -> int:
         """Queues a request and returns its id; `step` runs it.
@@ -244,7 +234,8 @@ class Engine:
         """Admits what fits, evaluates at most one chunk of a prompt, runs one round.
 
         Returns the chunks that came out of it, and those of requests aborted since the last call;
-        an empty list with nothing left to do when `is_idle`.
+        what belongs to an iterator of `generate` waits there. An empty list with nothing left to do
+        when `is_idle`.
         """
         self._work()
         chunks, self._outbox = self._outbox, []
@@ -256,7 +247,10 @@ class Engine:
         return not self._queue and not any(self._slots.running())
 
     def close(self) -> None:
-        """Frees the models; running requests end without a chunk."""
+        """Frees the models; queued and running requests end without a chunk."""
+        self._is_closed = True
+        self._queue.clear()
+        self._slots = SlotTable(0)
         self._decoder.close()
 
     def __enter__(self) -> Engine:
@@ -276,11 +270,23 @@ class Engine:
         if not self._lock.acquire(blocking=False):
             raise DecodeError("the engine is in use by another thread; take turns")
         try:
+            if self._is_closed:
+                raise ValueError("the engine is closed; make a new one")
             self._admit()
             self._prefill_one()
             self._round()
+        except BaseException:
+            self._resync()
+            raise
         finally:
             self._lock.release()
+
+    def _resync(self) -> None:
+        """Cuts caches to what is recorded: Ctrl-C may strike between a pass and its commit."""
+        for slot, request in self._slots.running():
+            n_known = min(n_common(slot.cached, request.tokens), request.n_past)
+            n_keep = min(n_known, self._decoder.n_past(slot.seq_id))
+            del slot.cached[self._decoder.rewind(slot.seq_id, n_keep) :]
 
     def _admit(self) -> None:
         while self._queue and self._slots.has_free():
@@ -332,20 +338,33 @@ class Engine:
         self._speculation.observe_round(sum(map(len, verify_tokens)), depth, verify_s, own_s)
 
     def _verify(
-        self, running: Sequence[tuple[Slot, Request]], verify_tokens: Sequence[Sequence[int]]
+        self, running: Sequence[tuple[Slot, Request]], verify_tokens: Sequence[list[int]]
     ) -> list[Verdict | None]:
-        """One pass for all; when that fails, one for each, so that only the culprit ends."""
+        """One pass for all; when that fails, one for each, so that only the culprit ends.
+
+        Then verify_tokens are cut to what was evaluated: the anchors.
+        """
         try:
             return list(self._decoder.verify([slot.seq_id for slot, _ in running], verify_tokens))
-        except DecodeError:
+        except DecodeError as error:
+            for tokens in verify_tokens:
+                del tokens[1:]
             return [
-                self._verify_alone(slot, request, tokens[0])
+                self._verify_alone(slot, request, tokens[0], str(error))
                 for (slot, request), tokens in zip(running, verify_tokens, strict=True)
             ]
 
-    def _verify_alone(self, slot: Slot, request: Request, anchor: int) -> Verdict | None:
+    def _verify_alone(
+        self, slot: Slot, request: Request, anchor: int, error_of_all: str
+    ) -> Verdict | None:
         if self._decoder.n_past(slot.seq_id) < len(slot.cached):
-            slot.cached.clear()  # the failed pass had to empty it: evaluate the prompt again
+            # The failed pass had to empty it: evaluate its tokens again. Prompts come back one per
+            # step, so of several suspects only the culprit is in a failing pass a second time.
+            if request.is_suspect:
+                self._fail(slot, request, error_of_all)
+                return None
+            slot.cached.clear()
+            request.is_suspect = True
             return None
         try:
             return self._decoder.verify([slot.seq_id], [[anchor]])[0]
@@ -358,10 +377,12 @@ class Engine:
     ) -> None:
         position, emitted, stats = len(request.tokens), verdict.tokens, request.stats
         text, n_taken = request.take(emitted, self._decoder.token_bytes, self.n_ctx)
+        request.is_suspect = False
         stats.n_rounds += 1
         stats.n_verified += len(verify_tokens) - 1  # without the anchor
-        stats.n_accepted += verdict.n_accepted
-        stats.min_margin = min([stats.min_margin, *verdict.margins])
+        n_accepted = min(verdict.n_accepted, n_taken)
+        stats.n_accepted += n_accepted
+        stats.min_margin = min([stats.min_margin, *verdict.margins[:n_taken]])
         stats.speculation = self._speculation.reason
         if stats.ttft_s == 0.0:
             stats.ttft_s = time.perf_counter() - request.started_s
@@ -370,13 +391,12 @@ class Engine:
         logprobs = tuple(
             TokenLogprob(*listed[0], top=tuple(listed[1:])) for listed in verdict.logprobs[:n_taken]
         )
-        n_accepted = min(verdict.n_accepted, n_taken)
-        if request.finish_reason is None and verdict.error:
-            request.finish_reason = "error"
-            text += request.text.flush()
-        self._emit(request, text, emitted[:n_taken], n_accepted, logprobs, verdict.error)
+        if n_taken:
+            self._emit(request, text, emitted[:n_taken], n_accepted, logprobs)
         if request.finish_reason is not None:
             self._release(slot, request)
+        elif verdict.error:
+            self._fail(slot, request, verdict.error)
 
     def _emit(
         self,
@@ -387,7 +407,7 @@ class Engine:
         logprobs: tuple[TokenLogprob, ...] = (),
         error: str = "",
     ) -> None:
-        self._outbox.append(
+        self._streams.get(request.id, self._outbox).append(
             Chunk(
                 request_id=request.id,
                 text=text,
@@ -408,6 +428,7 @@ class Engine:
     def _release(self, slot: Slot, request: Request) -> None:
         """Frees a slot; its cache keeps exactly the tokens of the text, for the next turn."""
         slot.request = None
+        self._speculation.finish(request)
         n_cached = self._decoder.n_past(slot.seq_id)
         n_keep = self._decoder.rewind(slot.seq_id, min(n_cached, request.n_past))
         # After a failed pass that emptied the sequence nothing is left of it.

@@ -142,6 +142,7 @@ class Request:
     started_s: float
     seq_id: int = -1  # -1: still queued
     finish_reason: FinishReason | None = None
+    is_suspect: bool = False  # a pass that it took part in failed and emptied its sequence
     ledger: DraftLedger = field(default_factory=DraftLedger)
     lookup: LookupDrafter | None = None
 

@@ -124,6 +124,11 @@ class Speculation:
         for signals, n_correct, n_seen in request.ledger.resolve(position, token_ids):
             self._survival.observe(signals, n_correct, n_seen)
 
+    def finish(self, request: Request) -> None:
+        """Take what the text said of the drafts that its end leaves undecided."""
+        for signals, n_correct, n_seen in request.ledger.flush():
+            self._survival.observe(signals, n_correct, n_seen)
+
     def observe_round(self, batch_tokens: int, depth: int, verify_s: float, own_s: float) -> None:
         """Take the measured times of one round's target pass and of the rest, in seconds."""
         if self.proposer is not None:
@@ -180,7 +185,9 @@ class Speculation:
         rooms = [min(r.n_draft_room(n_ctx), self._n_max) for r in requests]
         if self.mode == "always":
             wanted = self._n_max if self._verify_len is None else self._verify_len
-            return [min(room, wanted, len(d.tokens)) for room, d in zip(rooms, drafts, strict=True)]
+            # An equal share of the pass for each, its anchor left out.
+            most = min(wanted, max_batch_tokens // len(requests) - 1)
+            return [min(room, most, len(d.tokens)) for room, d in zip(rooms, drafts, strict=True)]
         survival = [
             self._survival.survival(d)[:room] for d, room in zip(drafts, rooms, strict=True)
         ]

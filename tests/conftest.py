@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,9 @@ from tiny_models import (
     write_llama,
     write_mamba,
 )
+
+# Before llama.cpp's threads exist: they spin while waiting, which starves whoever shares the cores.
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 # llama_cpp prints everything of llama.cpp that this logger's level lets through.
 logging.getLogger("llama-cpp-python").setLevel(logging.ERROR)

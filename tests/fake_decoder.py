@@ -113,6 +113,7 @@ class FakeDecoder:
     empties: bool = False
     refuses_rewind: bool = False
     draft_fails: bool = False
+    dead_end: int = -1  # position at which no token is allowed
     after: Callable[[], None] = lambda: None
     closed: bool = False
     decode_s: float = 0.0
@@ -217,6 +218,9 @@ class FakeDecoder:
         verdict = FakeVerdict([], 0, [])
         for drafted in [*verify_tokens[1:], None]:
             cache.append(verify_tokens[verdict.n_accepted])
+            if len(cache) == self.dead_end:
+                verdict.error = "no token is allowed"
+                return verdict
             token = self.target(cache)
             verdict.tokens.append(token)
             verdict.margins.append(1.0 + len(cache))

@@ -485,6 +485,16 @@ def test_a_long_prompt_is_evaluated_in_small_chunks_between_rounds_of_others() -
     assert prefills == [128, 128, 128, 128, 599 - 4 * 128]
 
 
+def test_the_prompt_that_came_first_is_evaluated_first_whatever_its_slot() -> None:
+    engine = engine_on(FakeDecoder(n_seq=2, n_ctx=2048))
+    engine.add([1], params(2))  # ends in the first step and leaves slot 0 to the last request
+    first = engine.add(prompt_of(600, 1), params(5))
+    engine.step()
+    second = engine.add(prompt_of(600, 2), params(5))
+    chunks = drain(engine)
+    assert list(dict.fromkeys(c.request_id for c in chunks)) == [first, second]
+
+
 def test_a_prompt_alone_is_evaluated_in_whole_batches() -> None:
     decoder = FakeDecoder(n_ctx=2048, n_batch=512)
     run(engine_on(decoder), prompt_of(1200), params(2))
@@ -656,17 +666,31 @@ def test_an_emptied_sequence_is_evaluated_again_and_goes_on() -> None:
         assert ids_of(chunks, requests[i]) == continuation(prompt_of(20, i), 30)
 
 
-def test_a_pass_that_fails_and_empties_every_time_ends_only_its_request() -> None:
+@pytest.mark.parametrize("culprit", range(3))
+def test_a_pass_that_fails_and_empties_every_time_ends_only_its_request(culprit: int) -> None:
     decoder = FakeDecoder(n_seq=3, empties=True, broken_in=("verify",))
     engine = engine_on(decoder)
     requests = [engine.add(prompt_of(20, i), params(30)) for i in range(3)]
     chunks = [c for _ in range(4) for c in engine.step()]
-    decoder.broken = {1}
+    decoder.broken = {culprit}
     chunks += drain(engine)
     ends = {c.request_id: c.finish_reason for c in chunks if c.finish_reason}
-    assert [ends[request] for request in requests] == ["length", "error", "length"]
-    for i in (0, 2):
+    assert ends.pop(requests[culprit]) == "error"
+    assert set(ends.values()) == {"length"}
+    for i in {0, 1, 2} - {culprit}:
         assert ids_of(chunks, requests[i]) == continuation(prompt_of(20, i), 30)
+
+
+def test_a_row_that_allows_no_token_fails_after_what_was_said_before() -> None:
+    decoder = FakeDecoder(n_draft=4, dead_end=len(PROMPT) + 7)
+    engine = engine_on(decoder)
+    chunks: list[Chunk] = []
+    with pytest.raises(DecodeError, match="no token is allowed"):
+        chunks.extend(engine.generate(PROMPT, params(30)))
+    assert ids_of(chunks) == continuation(PROMPT, 7)
+    assert text_of(chunks) == bytes(continuation(PROMPT, 7)).decode()
+    assert decoder.caches[0] == [*PROMPT, *continuation(PROMPT, 6)]
+    assert engine.is_idle
 
 
 def test_a_refused_rewind_means_evaluating_the_prompt_again() -> None:
@@ -719,6 +743,18 @@ def test_an_interrupt_behind_a_pass_costs_the_other_requests_nothing() -> None:
     chunks += drain(engine)
     assert ids_of(chunks, other) == continuation([3, 4], 40)
     assert {c.request_id for c in chunks} == {other}
+
+
+def test_an_interrupted_iterator_aborts_its_request() -> None:
+    def interrupt() -> None:
+        raise KeyboardInterrupt
+
+    engine = engine_on(FakeDecoder(after=interrupt))
+    stream = engine.generate(PROMPT, params(40))
+    with pytest.raises(KeyboardInterrupt):
+        next(stream)
+    assert engine.is_idle
+    assert list(stream) == []
 
 
 def test_a_second_thread_is_told_to_take_turns() -> None:
