@@ -14,7 +14,7 @@ namespace {
 
 // Largest number of rows injected into the drafter in one pass (its attention is not causal, so
 // llama.cpp wants the whole batch in one micro-batch, and sizes its buffers for it).
-constexpr int32_t kInjectRows = 64;
+constexpr int32_t kInjectRows = 32;
 constexpr int32_t kProfileWidth = 32;  // widest pass that time_step measures
 
 // Collects llama.cpp's error lines while it loads a file, to put the last one into our message.

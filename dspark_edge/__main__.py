@@ -15,7 +15,7 @@ def main() -> int:
 
         return chat.main(sys.argv[2:])
     if name == "bench":
-        from . import bench
+        from .bench import __main__ as bench
 
         return bench.main(sys.argv[2:])
     print(f"usage: dspark-edge {{{','.join(COMMANDS)}}} ...", file=sys.stderr)

@@ -1,7 +1,6 @@
-"""python -m dspark_edge.bench: what this machine does with a pair, measured.
+"""bench overhead: what the runtime itself costs over llama.cpp.
 
-`overhead`: what the runtime itself costs over llama.cpp. Tables go to stderr, one JSON document to
-stdout. Refuses to judge: it prints figures.
+Plain decoding against llama-cpp-python's low-level loop, own time per round, peak memory.
 """
 
 from __future__ import annotations
@@ -19,25 +18,13 @@ from typing import Any
 
 import llama_cpp
 
-from .engine import Engine
-from .errors import DsparkError
-from .models import target_path
-from .sequence import SamplingParams, Stats
+from ..engine import Engine
+from ..models import target_path
+from ..sequence import SamplingParams, Stats
+from .shared import Commands, say
 
 PROMPT = "Explain in detail how a steam engine works, step by step."
 N_CTX = 2048
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """Returns the exit code: 0, or 1 for our errors."""
-    args = _parser().parse_args(argv)
-    try:
-        report = args.run(args)
-    except (DsparkError, ValueError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
-    print(json.dumps(report))
-    return 0
 
 
 def overhead(args: argparse.Namespace) -> dict[str, Any]:
@@ -55,10 +42,10 @@ def overhead(args: argparse.Namespace) -> dict[str, Any]:
         report["own_ms_per_round"],
         report["memory"],
     )
-    _say(f"plain decoding / low-level loop: {plain['median']:.3f} (median of {args.pairs} pairs)")
+    say(f"plain decoding / low-level loop: {plain['median']:.3f} (median of {args.pairs} pairs)")
     for name, value in own.items():
-        _say(f"own time per round, {name}: {value:.3f} ms")
-    _say(
+        say(f"own time per round, {name}: {value:.3f} ms")
+    say(
         f"peak memory: low-level {memory['low_level_bytes'] / 1e6:.0f} MB, with the drafter "
         f"{memory['engine_bytes'] / 1e6:.0f} MB, of which its weights and caches "
         f"{memory['drafter_bytes'] / 1e6:.0f} MB: {memory['rest_bytes'] / 1e6:.0f} MB over"
@@ -228,15 +215,10 @@ def _run(
     return stats
 
 
-def _say(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="dspark-edge bench", description=__doc__)
-    commands = parser.add_subparsers(required=True)
+def add_commands(commands: Commands) -> None:
+    """Adds `overhead`, and `peak` which it runs in fresh processes."""
     run_overhead = commands.add_parser("overhead", help="what the runtime itself costs")
-    run_peak = commands.add_parser("peak", help="peak memory of one process")
+    run_peak = commands.add_parser("peak", help="peak memory of one process, for overhead")
     run_peak.add_argument("what", choices=("low-level", "engine"))
     for command, run in ((run_overhead, overhead), (run_peak, peak)):
         command.set_defaults(run=run)
@@ -245,8 +227,3 @@ def _parser() -> argparse.ArgumentParser:
         command.add_argument("--tokens", type=int, default=64)
         command.add_argument("--threads", type=int, default=2)
     run_overhead.add_argument("--pairs", type=int, default=11)
-    return parser
-
-
-if __name__ == "__main__":
-    sys.exit(main())
