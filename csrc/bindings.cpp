@@ -67,12 +67,54 @@ Draw draw_token(py::array_t<float, py::array::c_style | py::array::forcecast> lo
     return Sampler(sampling, nullptr, n).draw({row.data(), n}, position, before, false);
 }
 
-std::vector<std::pair<llama_token, float>> as_pairs(const std::vector<TokenLogprob> & list) {
-    std::vector<std::pair<llama_token, float>> pairs;
-    for (const auto & [token, logprob] : list) {
-        pairs.emplace_back(token, logprob);
+// What a round returns are named tuples, made in one go: code that runs once a round runs with cold
+// caches behind a model pass, and an attribute that is converted at each access is dear there.
+py::object named_tuple(py::module_ & m, const char * name, const char * fields) {
+    py::object type = py::module_::import("collections").attr("namedtuple")(name, fields);
+    type.attr("__module__") = "dspark_edge._core";
+    m.attr(name) = type;
+    return type;
+}
+
+py::list as_tuples(const std::vector<std::vector<TokenLogprob>> & lists) {
+    py::list result;
+    for (const auto & list : lists) {
+        py::list pairs;
+        for (const auto & [token, logprob] : list) {
+            pairs.append(py::make_tuple(token, logprob));
+        }
+        result.append(pairs);
     }
-    return pairs;
+    return result;
+}
+
+py::list draft(BlockDecoder & self, const std::vector<int32_t> & seq_ids,
+               const std::vector<llama_token> & anchors, const py::object & type) {
+    std::vector<Draft> drafts;
+    {
+        const py::gil_scoped_release no_gil;
+        drafts = self.draft(seq_ids, anchors);
+    }
+    py::list result;
+    for (const Draft & d : drafts) {
+        result.append(type(d.tokens, d.confidence, d.certainty));
+    }
+    return result;
+}
+
+py::list verify(BlockDecoder & self, const std::vector<int32_t> & seq_ids,
+                const std::vector<std::vector<llama_token>> & verify_tokens,
+                const py::object & type) {
+    std::vector<Verdict> verdicts;
+    {
+        const py::gil_scoped_release no_gil;
+        verdicts = self.verify(seq_ids, verify_tokens);
+    }
+    py::list result;
+    for (const Verdict & v : verdicts) {
+        result.append(type(v.tokens, v.n_accepted, v.margins, as_tuples(v.logprobs), v.error));
+    }
+    return result;
 }
 
 void bind_records(py::module_ & m) {
@@ -121,24 +163,6 @@ void bind_records(py::module_ & m) {
              py::arg("n_batch") = 512, py::arg("n_threads") = 0, py::arg("n_gpu_layers") = -1,
              py::arg("max_verify_len") = 8);
 
-    py::class_<Draft>(m, "Draft")
-        .def_readonly("tokens", &Draft::tokens)
-        .def_readonly("confidence", &Draft::confidence)
-        .def_readonly("certainty", &Draft::certainty);
-
-    py::class_<Verdict>(m, "Verdict")
-        .def_readonly("tokens", &Verdict::tokens)
-        .def_readonly("n_accepted", &Verdict::n_accepted)
-        .def_readonly("margins", &Verdict::margins)
-        .def_readonly("error", &Verdict::error)
-        .def_property_readonly("logprobs", [](const Verdict & verdict) {
-            std::vector<std::vector<std::pair<llama_token, float>>> lists;
-            for (const auto & list : verdict.logprobs) {
-                lists.push_back(as_pairs(list));
-            }
-            return lists;
-        });
-
     py::class_<DrafterFile>(m, "DrafterFile")
         .def(py::init<const std::string &>(), py::arg("path"))
         .def_readonly("block_size", &DrafterFile::block_size)
@@ -165,6 +189,9 @@ void bind_records(py::module_ & m) {
 }
 
 void bind_decoder(py::module_ & m) {
+    const py::object draft_type = named_tuple(m, "Draft", "tokens confidence certainty");
+    const py::object verdict_type =
+        named_tuple(m, "Verdict", "tokens n_accepted margins logprobs error");
     py::class_<BlockDecoder>(m, "BlockDecoder")
         .def(py::init<const DecoderConfig &>(), NoGil(), py::arg("config"))
         .def("check_sampling", &BlockDecoder::check_sampling, NoGil(), py::arg("sampling"))
@@ -174,8 +201,20 @@ void bind_decoder(py::module_ & m) {
         .def("n_past", &BlockDecoder::n_past, py::arg("seq_id"))
         .def("prefill", &BlockDecoder::prefill, NoGil(), py::arg("seq_id"), py::arg("tokens"))
         .def("rewind", &BlockDecoder::rewind, NoGil(), py::arg("seq_id"), py::arg("n_keep"))
-        .def("draft", &BlockDecoder::draft, NoGil(), py::arg("seq_ids"), py::arg("anchors"))
-        .def("verify", &BlockDecoder::verify, NoGil(), py::arg("seq_ids"), py::arg("verify_tokens"))
+        .def(
+            "draft",
+            [draft_type](BlockDecoder & self, const std::vector<int32_t> & seq_ids,
+                         const std::vector<llama_token> & anchors) {
+                return draft(self, seq_ids, anchors, draft_type);
+            },
+            py::arg("seq_ids"), py::arg("anchors"))
+        .def(
+            "verify",
+            [verdict_type](BlockDecoder & self, const std::vector<int32_t> & seq_ids,
+                           const std::vector<std::vector<llama_token>> & verify_tokens) {
+                return verify(self, seq_ids, verify_tokens, verdict_type);
+            },
+            py::arg("seq_ids"), py::arg("verify_tokens"))
         .def("time_step", &BlockDecoder::time_step, NoGil(), py::arg("n_tokens"), py::arg("depth"))
         .def("time_draft", &BlockDecoder::time_draft, NoGil(), py::arg("n_seq"))
         .def("release_drafter", &BlockDecoder::release_drafter, NoGil())

@@ -195,19 +195,19 @@ Draft BlockDrafter::read(const DraftInput & input, int32_t first_row) {
         if (file().has_confidence) {
             confidence = llama_get_embeddings_nextn_ith(ctx(), first_row + slot)[0];
         }
-        const bool must_correct = markov_ && drawn != assumed;
-        if (must_correct) {
-            markov_->correct(row, drawn, assumed);
-            if (file().has_confidence) {
-                confidence = markov_->correct_confidence(confidence, drawn, assumed);
+        Draw draw = greedy;
+        if (drawn != assumed || !input.sampler.plain_greedy()) {
+            if (markov_ && drawn != assumed) {
+                markov_->correct(row, drawn, assumed);
+                if (file().has_confidence) {
+                    confidence = markov_->correct_confidence(confidence, drawn, assumed);
+                }
             }
+            // The token of this slot will stand behind all those in `before`.
+            draw = input.sampler.draw(row, static_cast<int32_t>(before.size()), before,
+                                      /*with_grammar*/ false);
         }
         assumed = greedy.token;
-        // The token of this slot will stand behind all those in `before`.
-        const Draw draw = !must_correct && input.sampler.plain_greedy()
-                              ? greedy
-                              : input.sampler.draw(row, static_cast<int32_t>(before.size()), before,
-                                                   /*with_grammar*/ false);
         if (draw.index < 0) {
             break;  // every token of the draft vocabulary is forbidden
         }

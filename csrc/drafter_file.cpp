@@ -18,6 +18,7 @@ DrafterFile::DrafterFile(const std::string & path) : file_(path, ErrorKind::pair
     file_.check_vocabulary();
     check_tensors();
     read_tensors();
+    file_.forget_metadata();
 }
 
 void DrafterFile::read_metadata() {

@@ -11,6 +11,7 @@
 #endif
 
 #include <cstring>
+#include <string_view>
 #include <unordered_set>
 
 #include "ggml.h"
@@ -174,12 +175,12 @@ void GgufFile::check_vocabulary() const {
         gguf_get_arr_type(gguf_.get(), id) != GGUF_TYPE_STRING) {
         reject("it has no tokenizer.ggml.tokens, its vocabulary");
     }
-    std::unordered_set<std::string> texts;
+    std::unordered_set<std::string_view> texts;
     for (size_t token = 0; token < gguf_get_arr_n(gguf_.get(), id); ++token) {
-        const std::string text = gguf_get_arr_str(gguf_.get(), id, token);
+        const std::string_view text = gguf_get_arr_str(gguf_.get(), id, token);
         if (!text.empty() && !texts.insert(text).second) {
-            reject("its vocabulary has the text '" + text + "' twice, again as token " +
-                   std::to_string(token));
+            reject("its vocabulary has the text '" + std::string(text) +
+                   "' twice, again as token " + std::to_string(token));
         }
     }
 }

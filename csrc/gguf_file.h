@@ -45,6 +45,9 @@ class GgufFile {
 
     void check_vocabulary() const;
 
+    // Frees the parsed metadata (a vocabulary takes megabytes); tensors found stay readable.
+    void forget_metadata() { gguf_.reset(); }
+
   private:
     struct GgufDeleter {
         void operator()(gguf_context * ctx) const { gguf_free(ctx); }

@@ -6,6 +6,7 @@ lists that it is given.
 """
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -67,33 +68,25 @@ class DrafterFile:
     @property
     def target_layers(self) -> list[int]: ...
 
-class Draft:
+class Draft(NamedTuple):
     """A draft for one sequence. tokens [n_draft]; confidence [n_draft], 0..1, or empty without a
     confidence head; certainty [n_draft]: lead of the drawn token over the runner-up, in logits."""
 
-    @property
-    def tokens(self) -> list[int]: ...
-    @property
-    def confidence(self) -> list[float]: ...
-    @property
-    def certainty(self) -> list[float]: ...
+    tokens: list[int]
+    confidence: list[float]
+    certainty: list[float]
 
-class Verdict:
+class Verdict(NamedTuple):
     """What a sequence gained: tokens [n_accepted + 1], the last one being the next anchor (unless
     error says why none could be drawn); margins [same]: lead over the runner-up, in logits;
     logprobs [same], when asked for: (token, log-probability) of the emitted token, then of the
     likeliest ones."""
 
-    @property
-    def tokens(self) -> list[int]: ...
-    @property
-    def n_accepted(self) -> int: ...
-    @property
-    def margins(self) -> list[float]: ...
-    @property
-    def logprobs(self) -> list[list[tuple[int, float]]]: ...
-    @property
-    def error(self) -> str: ...
+    tokens: list[int]
+    n_accepted: int
+    margins: list[float]
+    logprobs: list[list[tuple[int, float]]]
+    error: str
 
 class DeviceMemory:
     @property

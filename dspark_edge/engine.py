@@ -11,7 +11,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING
@@ -84,7 +84,10 @@ class Engine:
         self._loaded = loaded
         self._decoder = loaded.decoder
         self._speculation = loaded.speculation
+        self._n_ctx = loaded.decoder.n_ctx
+        self._n_batch = loaded.decoder.n_batch
         self._end_tokens = frozenset(loaded.decoder.eog_tokens)
+        self._bytes_of = cache(loaded.decoder.token_bytes)
         self._template: ChatTemplate | None = None
         self._slots = SlotTable(loaded.decoder.n_seq)
         self._queue: deque[Request] = deque()
@@ -124,7 +127,7 @@ class Engine:
     @property
     def n_ctx(self) -> int:
         """Tokens that one sequence can hold."""
-        return self._decoder.n_ctx
+        return self._n_ctx
 
     def memory_use(self) -> MemoryUse:
         """Bytes that llama.cpp has allocated for weights, caches and compute buffers."""
@@ -222,7 +225,7 @@ class Engine:
                 request.finish_reason = "abort"
                 self._emit(request, "", ())
                 return True
-        for slot, request in self._slots.running():
+        for slot, request in self._slots.running:
             if request.id == request_id:
                 request.finish_reason = "abort"
                 self._emit(request, request.text.flush(), ())
@@ -244,7 +247,7 @@ class Engine:
     @property
     def is_idle(self) -> bool:
         """Whether no request is queued or running."""
-        return not self._queue and not any(self._slots.running())
+        return not self._queue and not self._slots.running
 
     def close(self) -> None:
         """Frees the models; queued and running requests end without a chunk."""
@@ -283,7 +286,7 @@ class Engine:
 
     def _resync(self) -> None:
         """Cuts caches to what is recorded: Ctrl-C may strike between a pass and its commit."""
-        for slot, request in self._slots.running():
+        for slot, request in self._slots.running:
             n_known = min(n_common(slot.cached, request.tokens), request.n_past)
             n_keep = min(n_known, self._decoder.n_past(slot.seq_id))
             del slot.cached[self._decoder.rewind(slot.seq_id, n_keep) :]
@@ -297,13 +300,13 @@ class Engine:
             request.stats.n_reused = len(slot.cached)
 
     def _prefill_one(self) -> None:
-        running = list(self._slots.running())
+        running = self._slots.running
         waiting = [(s, r) for s, r in running if len(s.cached) < r.n_past]
         if not waiting:
             return
         slot, request = waiting[0]
         is_alone = len(running) == len(waiting)
-        n_chunk = self._decoder.n_batch if is_alone else PREFILL_CHUNK_BUSY
+        n_chunk = self._n_batch if is_alone else PREFILL_CHUNK_BUSY
         begin = len(slot.cached)
         tokens = request.tokens[begin : min(begin + n_chunk, request.n_past)]
         start = time.perf_counter()
@@ -316,13 +319,13 @@ class Engine:
         request.stats.prefill_s += time.perf_counter() - start
 
     def _round(self) -> None:
-        running = [(s, r) for s, r in self._slots.running() if len(s.cached) == r.n_past]
+        running = [(s, r) for s, r in self._slots.running if len(s.cached) == r.n_past]
         if not running:
             return
         start, in_llama = time.perf_counter(), self._decoder.decode_s
         requests = [request for _, request in running]
-        depth = max(request.n_past for request in requests)
-        drafts = self._speculation.plan(requests, self.n_ctx, self._decoder.n_batch)
+        depth = max([len(slot.cached) for slot, _ in running])
+        drafts = self._speculation.plan(requests, self._n_ctx, self._n_batch)
         verify_tokens = [[r.tokens[-1], *draft] for r, draft in zip(requests, drafts, strict=True)]
         verify_start = time.perf_counter()
         verdicts = self._verify(running, verify_tokens)
@@ -376,21 +379,23 @@ class Engine:
         self, slot: Slot, request: Request, verify_tokens: Sequence[int], verdict: Verdict
     ) -> None:
         position, emitted, stats = len(request.tokens), verdict.tokens, request.stats
-        text, n_taken = request.take(emitted, self._decoder.token_bytes, self.n_ctx)
+        text, n_taken = request.take(emitted, self._bytes_of, self._n_ctx)
         request.is_suspect = False
         stats.n_rounds += 1
         stats.n_verified += len(verify_tokens) - 1  # without the anchor
         n_accepted = min(verdict.n_accepted, n_taken)
         stats.n_accepted += n_accepted
         stats.min_margin = min([stats.min_margin, *verdict.margins[:n_taken]])
-        stats.speculation = self._speculation.reason
         if stats.ttft_s == 0.0:
             stats.ttft_s = time.perf_counter() - request.started_s
         slot.cached += verify_tokens[: 1 + verdict.n_accepted]
         self._speculation.learn(request, position, emitted[:n_taken])
-        logprobs = tuple(
-            TokenLogprob(*listed[0], top=tuple(listed[1:])) for listed in verdict.logprobs[:n_taken]
-        )
+        logprobs: tuple[TokenLogprob, ...] = ()
+        if request.params.logprobs is not None:
+            logprobs = tuple(
+                TokenLogprob(*listed[0], top=tuple(listed[1:]))
+                for listed in verdict.logprobs[:n_taken]
+            )
         if n_taken:
             self._emit(request, text, emitted[:n_taken], n_accepted, logprobs)
         if request.finish_reason is not None:
@@ -427,8 +432,9 @@ class Engine:
 
     def _release(self, slot: Slot, request: Request) -> None:
         """Frees a slot; its cache keeps exactly the tokens of the text, for the next turn."""
-        slot.request = None
+        self._slots.release(slot)
         self._speculation.finish(request)
+        request.stats.speculation = self._speculation.reason
         n_cached = self._decoder.n_past(slot.seq_id)
         n_keep = self._decoder.rewind(slot.seq_id, min(n_cached, request.n_past))
         # After a failed pass that emptied the sequence nothing is left of it.

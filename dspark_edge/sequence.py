@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from .confidence import DraftLedger
 from .lookup import LookupDrafter
@@ -85,7 +85,7 @@ class Stats:
     decode_s: float = 0.0  # wall time of the rounds that this request took part in
     own_s: float = 0.0  # of those, outside llama.cpp
     min_margin: float = math.inf  # smallest lead of an emitted token, in logits
-    speculation: str = ""  # state and reason, as of the last round
+    speculation: str = ""  # state and reason, set when the request ends
 
     @property
     def tau(self) -> float:
@@ -103,8 +103,7 @@ class Stats:
         return self.n_accepted / self.n_verified if self.n_verified else 0.0
 
 
-@dataclass(slots=True, frozen=True)
-class TokenLogprob:
+class TokenLogprob(NamedTuple):
     """Natural logarithm of a token's probability before the sampler chain, with alternatives."""
 
     token_id: int
@@ -112,8 +111,7 @@ class TokenLogprob:
     top: tuple[tuple[int, float], ...]
 
 
-@dataclass(slots=True, frozen=True)
-class Chunk:
+class Chunk(NamedTuple):
     """What one round added to one reply. `stats` is live: it goes on changing with the request."""
 
     request_id: int

@@ -5,7 +5,7 @@ Refuses to know the decoder: what it decides, the engine carries out.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from .sequence import Request
@@ -26,19 +26,14 @@ class Slot:
 
 
 class SlotTable:
-    """All sequences of a decoder."""
+    """All sequences of a decoder. running: slots with their requests, in order of admission."""
 
-    __slots__ = ("_n_admitted", "_slots")
+    __slots__ = ("_n_admitted", "_slots", "running")
 
     def __init__(self, n_seq: int) -> None:
         self._slots = [Slot(seq_id) for seq_id in range(n_seq)]
         self._n_admitted = 0
-
-    def running(self) -> Iterator[tuple[Slot, Request]]:
-        """Slots with a request, in the order of admission."""
-        for slot in sorted(self._slots, key=lambda s: s.used_at):
-            if slot.request is not None:
-                yield slot, slot.request
+        self.running: list[tuple[Slot, Request]] = []
 
     def has_free(self) -> bool:
         """Whether another request can be admitted."""
@@ -55,7 +50,13 @@ class SlotTable:
         self._n_admitted += 1
         slot.used_at, slot.request = self._n_admitted, request
         request.seq_id = slot.seq_id
+        self.running.append((slot, request))
         return slot, min(n_common(slot.cached, request.tokens), request.n_past)
+
+    def release(self, slot: Slot) -> None:
+        """The slot's request has ended; what is cached stays."""
+        slot.request = None
+        self.running = [(s, r) for s, r in self.running if s is not slot]
 
 
 def n_common(a: Sequence[int], b: Sequence[int]) -> int:

@@ -10,8 +10,8 @@ from __future__ import annotations
 import math
 import time
 import warnings
-from collections.abc import Sequence
-from typing import Literal, Protocol
+from collections.abc import Callable, Sequence
+from typing import Any, Literal, Protocol
 
 from .confidence import DraftSignals, SurvivalModel
 from .cost import CostTable
@@ -24,6 +24,7 @@ Proposer = Literal["drafter", "lookup"]
 
 PROBE_COST = 0.02  # share of plain decoding that probes may cost while parked
 PROBE_EVERY = 32  # rounds; at least
+SETTLE_AT = 24  # observations, three or four a round, that wait to be learnt from together
 SILENT_ROUNDS = 50  # drafted rounds without one proposed token, before that is said
 
 
@@ -50,7 +51,9 @@ class Speculation:
     __slots__ = (
         "_cost",
         "_drafter",
+        "_later",
         "_n_max",
+        "_n_rounds",
         "_n_silent",
         "_off_reason",
         "_parking",
@@ -85,6 +88,8 @@ class Speculation:
         self._survival = SurvivalModel(max(n_max, 1))
         self._parking = Parking(probe_every=self._probe_every())
         self._n_silent = 0
+        self._n_rounds = 0
+        self._later: list[tuple[Callable[..., None], tuple[Any, ...]]] = []
 
     @property
     def reason(self) -> str:
@@ -100,6 +105,7 @@ class Speculation:
     @property
     def acceptance_by_position(self) -> list[tuple[int, int]]:
         """(n_right, n_observed) per draft position, given that the positions before were right."""
+        self._settle()
         return self._survival.acceptance_by_position
 
     def turn_off(self, reason: str) -> None:
@@ -114,26 +120,46 @@ class Speculation:
         if drafts is None:
             return [[] for _ in requests]
         lengths = self._lengths(requests, drafts, n_ctx, max_batch_tokens)
-        for request, signals in zip(requests, drafts, strict=True):
+        plan = []
+        for request, signals, n in zip(requests, drafts, lengths, strict=True):
             request.stats.n_drafted += len(signals.tokens)
-            request.ledger.record(len(request.tokens), signals)
-        return [signals.tokens[:n] for signals, n in zip(drafts, lengths, strict=True)]
+            self._later.append((request.ledger.record, (len(request.tokens), signals)))
+            plan.append(signals.tokens[:n])
+        return plan
 
     def learn(self, request: Request, position: int, token_ids: Sequence[int]) -> None:
         """Take the tokens that a request emitted from `position` on, drafted or not."""
-        for signals, n_correct, n_seen in request.ledger.resolve(position, token_ids):
-            self._survival.observe(signals, n_correct, n_seen)
+        if self.proposer is not None:
+            self._later.append((self._resolve, (request, position, token_ids)))
 
     def finish(self, request: Request) -> None:
         """Take what the text said of the drafts that its end leaves undecided."""
+        self._settle()
         for signals, n_correct, n_seen in request.ledger.flush():
             self._survival.observe(signals, n_correct, n_seen)
 
     def observe_round(self, batch_tokens: int, depth: int, verify_s: float, own_s: float) -> None:
         """Take the measured times of one round's target pass and of the rest, in seconds."""
         if self.proposer is not None:
-            self._cost.observe_verify(batch_tokens, depth, verify_s)
-            self._cost.observe_other(own_s)
+            self._later.append((self._cost.observe_verify, (batch_tokens, depth, verify_s)))
+            self._later.append((self._cost.observe_other, (own_s,)))
+            self._n_rounds += 1
+            if len(self._later) >= min(SETTLE_AT, self._n_rounds):  # at once in the beginning
+                self._settle()
+
+    def _settle(self) -> None:
+        """Learn from the last rounds at once.
+
+        A model pass flushes the processor's caches, so Python code that runs once a round runs cold
+        and takes up to ten times as long: what can wait a few rounds is done together.
+        """
+        for call, values in self._later:
+            call(*values)
+        self._later.clear()
+
+    def _resolve(self, request: Request, position: int, token_ids: Sequence[int]) -> None:
+        for signals, n_correct, n_seen in request.ledger.resolve(position, token_ids):
+            self._survival.observe(signals, n_correct, n_seen)
 
     def _propose(self, requests: Sequence[Request], n_ctx: int) -> list[DraftSignals] | None:
         if self.proposer == "lookup":
@@ -142,7 +168,7 @@ class Speculation:
             return None
         if self.mode == "auto" and not self._parking.wants_draft():
             return None
-        if not any(request.n_draft_room(n_ctx) for request in requests):
+        if len(requests) == 1 and not requests[0].n_draft_room(n_ctx):
             return None
         start = time.perf_counter()
         try:
@@ -155,16 +181,11 @@ class Speculation:
             warnings.warn(f"speculation off: {error}", RuntimeWarning, stacklevel=2)
             return None
         if not self._parking.is_probe:  # a probe also injects what piled up while parked
-            self._cost.observe_draft(len(requests), time.perf_counter() - start)
-        self._watch_silence(any(draft.tokens for draft in drafts))
-        return [
-            DraftSignals(
-                tokens=draft.tokens,
-                confidence=draft.confidence or None,
-                certainty=draft.certainty,
-            )
-            for draft in drafts
-        ]
+            draft_s = time.perf_counter() - start
+            self._later.append((self._cost.observe_draft, (len(requests), draft_s)))
+        signals = [DraftSignals(d.tokens, d.confidence or None, d.certainty) for d in drafts]
+        self._watch_silence(signals)
+        return signals
 
     def _look_up(self, request: Request) -> DraftSignals:
         if request.lookup is None:
@@ -216,8 +237,11 @@ class Speculation:
         plain_s = self._cost.verify_s(1, 0)
         return max(PROBE_EVERY, math.ceil(self._cost.draft_s(1) / (PROBE_COST * plain_s)))
 
-    def _watch_silence(self, proposed: bool) -> None:
-        self._n_silent = 0 if proposed else self._n_silent + 1
+    def _watch_silence(self, drafts: Sequence[DraftSignals]) -> None:
+        if drafts[0].tokens or any(draft.tokens for draft in drafts):
+            self._n_silent = 0
+            return
+        self._n_silent += 1
         if self._n_silent == SILENT_ROUNDS:
             message = f"the drafter proposed nothing in {SILENT_ROUNDS} rounds"
             warnings.warn(f"speculation is of no use: {message}", RuntimeWarning, stacklevel=2)

@@ -18,7 +18,7 @@ class TextStream:
     stopped: whether a stop string was completed. stop_string: which one, or None.
     """
 
-    __slots__ = ("_decoder", "_held", "_stop", "stop_string", "stopped")
+    __slots__ = ("_decoder", "_held", "_is_whole", "_stop", "stop_string", "stopped")
 
     def __init__(self, stop: Sequence[str] = ()) -> None:
         """Raises ValueError when `stop` is a bare string or holds an empty one."""
@@ -28,6 +28,7 @@ class TextStream:
             raise ValueError("stop holds an empty string, which would end every text; remove it")
         self._stop = tuple(stop)
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+        self._is_whole = True  # no incomplete character waits in the decoder
         self._held = ""  # longest end of the text that is the beginning of a stop string
         self.stopped = False
         self.stop_string: str | None = None
@@ -38,7 +39,14 @@ class TextStream:
         Incomplete characters, and text that could still become a stop string, are held back.
         The push that completes a stop string returns the text before it; later ones return "".
         """
-        return "" if self.stopped else self._advance(self._decoder.decode(piece))
+        if self._is_whole and piece.isascii():  # most tokens; the decoder is much slower
+            text = piece.decode("ascii")
+        else:
+            text = self._decoder.decode(piece)
+            self._is_whole = not self._decoder.getstate()[0]
+        if not self._stop:
+            return text
+        return "" if self.stopped else self._advance(text)
 
     def flush(self) -> str:
         """End of the text: return what is held back, incomplete bytes as U+FFFD."""

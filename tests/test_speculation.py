@@ -92,7 +92,9 @@ class Simulation:
         (verdict,) = self.decoder.verify([0], [[request.tokens[-1], *draft]])
         self.speculation.learn(request, len(request.tokens), verdict.tokens)
         request.tokens += verdict.tokens
-        self.clock_s += self.cost.verify_s(1 + len(draft), 0)
+        verify_s = self.cost.verify_s(1 + len(draft), 0)
+        self.speculation.observe_round(1 + len(draft), len(request.tokens), verify_s, 0.0)
+        self.clock_s += verify_s
         self.clock_s += self.cost.draft_s(1) * (self.decoder.n_passes("draft") - n_before)
         self.n_rounds += 1
 
@@ -215,6 +217,7 @@ def test_lookup_that_is_never_right_is_no_longer_verified() -> None:
         speculation.plan([request], 10_000, 512)
         new = [100 + n, 1, 2]  # a match each time, and each time the text goes on otherwise
         speculation.learn(request, len(request.tokens), new)
+        speculation.observe_round(1, len(request.tokens), 0.01, 0.0)
         request.tokens += new
     assert lengths(speculation.plan([request], 10_000, 512)) == [0]
 
