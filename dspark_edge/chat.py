@@ -39,6 +39,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             n_threads=args.threads,
             speculation=args.speculation,
         ) as engine:
+            if args.trace:
+                engine.trace_to(args.trace)
             return _Chat(engine, params, args.system).run(sys.stdin)
     except (DsparkError, ValueError) as error:
         _say(f"error: {error}")
@@ -161,6 +163,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--seed", type=int, help="same seed, same text")
     parser.add_argument("--max-tokens", type=int, help="longest reply")
     parser.add_argument("--speculation", choices=("auto", "always", "off"), default="auto")
+    parser.add_argument("--trace", help="file for one JSON line per round; see bench explain")
     parser.add_argument("--threads", type=int, help="default: the physical cores")
     parser.add_argument("--gpu-layers", type=int, default=-1, help="-1: all")
     return parser

@@ -7,22 +7,42 @@ Refuses to know: the scheduler, the cost of anything, and where tokens come from
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+import sys
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from operator import mul
 
-# One weight per feature: bias, confidence, certainty, match_len, recent acceptance.
-Features = tuple[float, float, float, float, float]
-PRIOR: Features = (0.0, 0.7, 0.3, 2.0, 0.5)  # 0.7: heads are over-confident
+# One weight per feature. A drafter's tokens and those of lookup share only the last one, so one
+# model can serve both.
+FEATURES = (
+    "drafter",  # 1 for a drafter's token
+    "confidence",  # logit of c_k
+    "log_margin",  # certainty, where small differences count ...
+    "margin",  # ... and where large ones do
+    "lookup",  # 1 for a token of lookup
+    "match_len",
+    "recent",  # logit of this sequence's recent acceptance
+)
+Features = tuple[float, float, float, float, float, float, float]
+# 0.7: heads are over-confident. The certainty of a draw says more than a head. Lookup: a match of 2
+# tokens is right one time in three, one of 16 nearly always.
+PRIOR: Features = (0.0, 0.7, 0.5, 0.8, -1.3, 4.2, 0.5)
+PRIOR_PRECISION = 1.0
 
 CONFIDENCE_EDGE = 1e-3  # a head that says 0 or 1 is read as this far from it
-CERTAINTY_MIDDLE = math.log1p(1.0)  # a margin of 1 logit speaks neither for nor against
-CERTAINTY_MAX = 50.0
+MARGIN_MIDDLE = 1.0  # logits; speaks neither for nor against
+LOG_MARGIN_MIDDLE = math.log1p(MARGIN_MIDDLE)
+MARGIN_MAX = 20.0
+MARGIN_UNIT = 2.0
 MATCH_LEN_MAX = 16
+MATCH_UNIT = math.log1p(MATCH_LEN_MAX)
+RECENT_START = 0.5
 RECENT_EDGE = 0.02
 RECENT_SMOOTHING = 0.25  # per slot; about the last draft
-LEARNING_RATE = 0.3
-FORGETTING = 0.99  # of past squared gradients, so that learning never comes to rest
+FORGETTING = 0.995  # of past precision, so that learning never comes to rest
+STEP_MAX = 0.5  # of one weight in one step: curvature vanishes where the model is sure and wrong
 LOGIT_MAX = 12.0  # keeps every probability inside (0, 1)
+FORMAT_VERSION = 1
 
 
 @dataclass(slots=True)
@@ -32,32 +52,41 @@ class DraftSignals:
     confidence: c_k in 0..1 from the drafter's head, None without one.
     certainty: score margin of the drawn token over the runner-up, in logits at the drafting
     temperature, at least 0; empty when the drafter has no scores (lookup).
-    match_len: length in tokens of the match that a lookup draft follows.
+    match_len: length in tokens of the match that a lookup draft follows; 0 for a drafter's.
+    recent: this sequence's recent acceptance when the draft was made (DraftLedger.recent); None
+    where the caller keeps no history per sequence: then that of all sequences counts.
     """
 
     tokens: list[int]
     confidence: list[float] | None
     certainty: list[float]
     match_len: int = 0
+    recent: float | None = None
 
 
 class SurvivalModel:
-    """Per-position online logistic calibration of a draft's signals.
+    """Per-position logistic calibration of a draft's signals, offline fit and online learning.
 
     Before any data a head's confidence is believed with scepticism, and a drafter without a head
-    is right about half the time per slot. Learns by Adagrad with forgetting, one step per slot.
+    is right about half the time per slot. Each resolved slot moves its weights by one Newton step
+    with a diagonal, slowly forgotten precision: what an offline fit knows well moves little.
     """
 
-    __slots__ = ("_counts", "_recent", "_squares", "_weights")
+    __slots__ = ("_counts", "_precision", "_recent", "_weights")
 
     def __init__(self, n_slots: int) -> None:
         """n_slots: longest draft in tokens. Raises ValueError when below 1."""
         if n_slots < 1:
             raise ValueError(f"n_slots {n_slots} is below 1; pass the drafter's block_size")
         self._weights = [list(PRIOR) for _ in range(n_slots)]
-        self._squares = [[0.0] * len(PRIOR) for _ in range(n_slots)]
+        self._precision = [[PRIOR_PRECISION] * len(PRIOR) for _ in range(n_slots)]
         self._counts = [(0, 0)] * n_slots
-        self._recent = 0.5
+        self._recent = RECENT_START
+
+    @property
+    def n_slots(self) -> int:
+        """Longest draft, in tokens."""
+        return len(self._weights)
 
     @property
     def acceptance_by_position(self) -> list[tuple[int, int]]:
@@ -71,7 +100,7 @@ class SurvivalModel:
         """
         survival: list[float] = []
         a = 1.0
-        for weights, x in zip(self._weights, self._features(signals), strict=False):
+        for weights, x in zip(self._weights, self.features(signals), strict=False):
             a *= _probability(weights, x)
             survival.append(a)
         return survival
@@ -88,35 +117,84 @@ class SurvivalModel:
             raise ValueError(
                 f"n_correct {n_correct} of n_seen {n_seen} does not fit a draft of {n_tokens}"
             )
-        features = self._features(signals)
-        n_decided = min(n_correct + (n_correct < n_seen), n_seen)
-        for slot in range(n_decided):
+        features = self.features(signals)
+        for slot in range(n_decided(n_correct, n_seen)):
             right = slot < n_correct
             self._learn(slot, features[slot], right)
             self._recent += RECENT_SMOOTHING * (right - self._recent)
 
-    def _learn(self, slot: int, x: Features, right: bool) -> None:
-        weights, squares = self._weights[slot], self._squares[slot]
-        error = _probability(weights, x) - right
-        for i, value in enumerate(x):
-            gradient = error * value
-            squares[i] = FORGETTING * squares[i] + gradient * gradient
-            weights[i] -= LEARNING_RATE * gradient / math.sqrt(1.0 + squares[i])
-        n_right, n_observed = self._counts[slot]
-        self._counts[slot] = (n_right + right, n_observed + 1)
-
-    def _features(self, signals: DraftSignals) -> list[Features]:
+    def features(self, signals: DraftSignals) -> list[Features]:
+        """What the weights are applied to, for each draft token. Raises ValueError as survival."""
         n_tokens = len(signals.tokens)
         if n_tokens > len(self._weights):
             raise ValueError(f"draft has {n_tokens} tokens but n_slots is {len(self._weights)}")
         confidence = _one_per_token(signals.confidence, n_tokens, "confidence")
         certainty = _one_per_token(signals.certainty or None, n_tokens, "certainty")
-        match = math.log1p(min(signals.match_len, MATCH_LEN_MAX)) / math.log1p(MATCH_LEN_MAX)
-        recent = _logit(self._recent, RECENT_EDGE)
+        recent = _logit(self._recent if signals.recent is None else signals.recent, RECENT_EDGE)
+        is_lookup = signals.match_len > 0
+        match = math.log1p(min(signals.match_len, MATCH_LEN_MAX)) / MATCH_UNIT if is_lookup else 0.0
+        drafter, lookup = (0.0, 1.0) if is_lookup else (1.0, 0.0)
         return [
-            (1.0, _confidence_feature(c), _certainty_feature(margin), match, recent)
-            for c, margin in zip(confidence, certainty, strict=True)
+            (drafter, _confidence_feature(c), *_certainty_features(m), lookup, match, recent)
+            for c, m in zip(confidence, certainty, strict=True)
         ]
+
+    def set_slot(self, slot: int, weights: Sequence[float], precision: Sequence[float]) -> None:
+        """Give one slot the weights of an offline fit and how firmly each is known.
+
+        Raises ValueError unless both have one finite number per feature, precision above 0.
+        """
+        self._weights[slot] = _checked_row(weights, "weights", -math.inf)
+        self._precision[slot] = _checked_row(precision, "precision", 0.0)
+
+    def to_json(self) -> dict[str, object]:
+        """A plain dict that json can write: weights and precision, not the history."""
+        return {
+            "version": FORMAT_VERSION,
+            "features": list(FEATURES),
+            "weights": [list(row) for row in self._weights],
+            "precision": [list(row) for row in self._precision],
+        }
+
+    @classmethod
+    def from_json(cls, data: object, *, n_slots: int | None = None) -> SurvivalModel:
+        """The model that to_json() wrote, as the start of online learning.
+
+        n_slots: longest draft where that is not the fit's; slots beyond the fit begin like its last
+        one, but loosely. Raises ValueError when malformed, of another version or other features.
+        """
+        if not isinstance(data, Mapping) or data.get("version") != FORMAT_VERSION:
+            raise ValueError(f"calibration is not of version {FORMAT_VERSION}; calibrate anew")
+        if data.get("features") != list(FEATURES):
+            raise ValueError("calibration has other features than this version; calibrate anew")
+        weights, precision = data.get("weights"), data.get("precision")
+        if not isinstance(weights, list) or not isinstance(precision, list):
+            raise ValueError("calibration has no weights and precision; calibrate anew")
+        if not 0 < len(weights) == len(precision):
+            raise ValueError(
+                f"calibration has weights of {len(weights)} slots and precision of "
+                f"{len(precision)}; calibrate anew"
+            )
+        model = cls(len(weights) if n_slots is None else n_slots)
+        for slot in range(model.n_slots):
+            if slot < len(weights):
+                model.set_slot(slot, weights[slot], precision[slot])
+            else:
+                model.set_slot(slot, weights[-1], [PRIOR_PRECISION] * len(PRIOR))
+        return model
+
+    def _learn(self, slot: int, x: Features, right: bool) -> None:
+        weights, precision = self._weights[slot], self._precision[slot]
+        p = _probability(weights, x)
+        error, curvature = p - right, p * (1.0 - p)
+        for i, value in enumerate(x):
+            if value != 0.0:  # what was not seen is not forgotten either
+                kept = max(FORGETTING * precision[i], PRIOR_PRECISION)
+                precision[i] = kept + curvature * value * value
+                step = error * value / precision[i]
+                weights[i] -= min(max(step, -STEP_MAX), STEP_MAX)
+        n_right, n_observed = self._counts[slot]
+        self._counts[slot] = (n_right + right, n_observed + 1)
 
 
 class DraftLedger:
@@ -124,12 +202,15 @@ class DraftLedger:
 
     The emitted text does not depend on drafts, so it decides every slot of a draft, the ones never
     sent to the target included.
+    recent, recent_lookup: acceptance of the last few draft tokens of the drafter, and of lookup.
     """
 
-    __slots__ = ("_open",)
+    __slots__ = ("_open", "recent", "recent_lookup")
 
     def __init__(self) -> None:
         self._open: list[tuple[int, DraftSignals, int]] = []  # position, signals, n_correct so far
+        self.recent = RECENT_START
+        self.recent_lookup = RECENT_START
 
     def record(self, position: int, signals: DraftSignals) -> None:
         """Remember a draft; its token k (from 0) sits at absolute position `position` + k."""
@@ -156,13 +237,30 @@ class DraftLedger:
             else:
                 still_open.append((start, signals, n_correct))
         self._open = still_open
-        return [draft for draft in decided if draft[2] > 0]
+        decided = [draft for draft in decided if draft[2] > 0]
+        for draft in decided:
+            self._remember(*draft)
+        return decided
 
     def flush(self) -> list[tuple[DraftSignals, int, int]]:
         """End of the sequence: the open drafts of which at least one token was seen."""
         seen = [(signals, n, n) for _, signals, n in self._open if n > 0]
         self._open = []
         return seen
+
+    def _remember(self, signals: DraftSignals, n_correct: int, n_seen: int) -> None:
+        recent = self.recent_lookup if signals.match_len > 0 else self.recent
+        for slot in range(n_decided(n_correct, n_seen)):
+            recent += RECENT_SMOOTHING * ((slot < n_correct) - recent)
+        if signals.match_len > 0:
+            self.recent_lookup = recent
+        else:
+            self.recent = recent
+
+
+def n_decided(n_correct: int, n_seen: int) -> int:
+    """Slots of a draft about which the text has spoken: the right ones and the first wrong one."""
+    return min(n_correct + (n_correct < n_seen), n_seen)
 
 
 def _agreement(draft: Sequence[int], text: Sequence[int]) -> tuple[int, bool]:
@@ -186,10 +284,11 @@ def _confidence_feature(c: float) -> float:
     return 0.0 if math.isnan(c) else _logit(c, CONFIDENCE_EDGE)
 
 
-def _certainty_feature(margin: float) -> float:
+def _certainty_features(margin: float) -> tuple[float, float]:
     if math.isnan(margin):
-        return 0.0
-    return math.log1p(min(max(margin, 0.0), CERTAINTY_MAX)) - CERTAINTY_MIDDLE
+        return 0.0, 0.0
+    margin = min(max(margin, 0.0), MARGIN_MAX)
+    return math.log1p(margin) - LOG_MARGIN_MIDDLE, (margin - MARGIN_MIDDLE) / MARGIN_UNIT
 
 
 def _logit(p: float, edge: float) -> float:
@@ -198,5 +297,16 @@ def _logit(p: float, edge: float) -> float:
 
 
 def _probability(weights: Sequence[float], x: Features) -> float:
-    logit = sum(w * value for w, value in zip(weights, x, strict=True))
+    logit = sum(map(mul, weights, x))
     return 1.0 / (1.0 + math.exp(-min(max(logit, -LOGIT_MAX), LOGIT_MAX)))
+
+
+def _checked_row(row: object, name: str, above: float) -> list[float]:
+    """One finite number per feature, each above a limit."""
+    if not isinstance(row, Sequence) or len(row) != len(FEATURES):
+        raise ValueError(f"calibration's {name} need {len(FEATURES)} numbers; calibrate anew")
+    for value in row:
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        if not is_number or not (above < value and abs(value) <= sys.float_info.max):
+            raise ValueError(f"calibration's {name} have {value!r}; calibrate anew")
+    return [float(value) for value in row]

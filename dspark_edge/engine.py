@@ -21,12 +21,14 @@ from .errors import ContextFullError, DecodeError
 from .loading import Loaded, load
 from .lookup import LookupDrafter
 from .prompt import ChatTemplate
+from .recorder import RoundRecorder
 from .sampling import sampling_config
 from .sequence import Chunk, Request, SamplingParams, Stats, TokenLogprob
 from .slots import Slot, SlotTable, n_common
 from .speculation import Mode
 from .stream import Stream
 from .text import TextStream
+from .trace import TraceHeader, TraceWriter
 
 if TYPE_CHECKING:
     from llama_cpp import Llama
@@ -96,6 +98,7 @@ class Engine:
         self._n_requests = 0
         self._lock = threading.Lock()
         self._is_closed = False
+        self._trace: TraceWriter | None = None
 
     # ------------------------------------------------------------ what is loaded
 
@@ -128,6 +131,25 @@ class Engine:
     def n_ctx(self) -> int:
         """Tokens that one sequence can hold."""
         return self._n_ctx
+
+    def trace_to(self, path: str | Path) -> None:
+        """Writes one JSON line for each round from now on; `bench explain` renders it.
+
+        Raises ValueError when the file cannot be written.
+        """
+        self._trace = TraceWriter(path)
+        self._speculation.recorder = RoundRecorder()
+        self._trace.write(
+            TraceHeader(
+                target=self.target_name,
+                drafter=self.drafter_name,
+                n_ctx=self._n_ctx,
+                n_seq=self._decoder.n_seq,
+                block=self._speculation.n_proposed_max,
+                mode=self._speculation.mode,
+                cost=self._speculation.cost.to_json(),
+            )
+        )
 
     def memory_use(self) -> MemoryUse:
         """Bytes that llama.cpp has allocated for weights, caches and compute buffers."""
@@ -210,7 +232,7 @@ class Engine:
             stats=Stats(seed=seed, n_prompt=len(tokens)),
             text=TextStream(params.stop),
             started_s=time.perf_counter(),
-            lookup=LookupDrafter() if self._speculation.proposer == "lookup" else None,
+            lookup=LookupDrafter() if self._speculation.looks_up else None,
         )
         self._decoder.check_sampling(self._sampling_of(request))
         self._n_requests += 1
@@ -255,6 +277,8 @@ class Engine:
         self._queue.clear()
         self._slots = SlotTable(0)
         self._decoder.close()
+        if self._trace is not None:
+            self._trace.close()
 
     def __enter__(self) -> Engine:
         return self
@@ -338,7 +362,17 @@ class Engine:
         for request in requests:
             request.stats.decode_s += round_s
             request.stats.own_s += own_s
-        self._speculation.observe_round(sum(map(len, verify_tokens)), depth, verify_s, own_s)
+        batch_tokens = sum(map(len, verify_tokens))
+        self._speculation.observe_round(batch_tokens, depth, verify_s, own_s)
+        if self._trace is not None and self._speculation.recorder is not None:
+            self._speculation.recorder.write(
+                self._trace,
+                depth=depth,
+                state=self._speculation.reason,
+                batch_tokens=batch_tokens,
+                verify_s=verify_s,
+                own_s=own_s,
+            )
 
     def _verify(
         self, running: Sequence[tuple[Slot, Request]], verify_tokens: Sequence[list[int]]
@@ -390,6 +424,10 @@ class Engine:
             stats.ttft_s = time.perf_counter() - request.started_s
         slot.cached += verify_tokens[: 1 + verdict.n_accepted]
         self._speculation.learn(request, position, emitted[:n_taken])
+        if self._speculation.recorder is not None:
+            self._speculation.recorder.gain(
+                request, position, emitted[:n_taken], verify_tokens, n_accepted
+            )
         logprobs: tuple[TokenLogprob, ...] = ()
         if request.params.logprobs is not None:
             logprobs = tuple(

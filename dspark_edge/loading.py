@@ -16,6 +16,8 @@ import platformdirs
 import psutil
 
 from ._core import BlockDecoder, DecoderConfig, DrafterFile, device_memory
+from .calibration import load_calibration
+from .confidence import SurvivalModel
 from .cost import CostTable, load_cached, profile, save_cached
 from .errors import PairError
 from .models import find_drafter, target_path
@@ -76,6 +78,7 @@ def load(
     threads = n_threads if n_threads is not None else _default_threads()
 
     def decoder_for(choice: _Choice) -> BlockDecoder:
+        n_max = _n_verified(choice, speculation)
         return BlockDecoder(
             DecoderConfig(
                 target_path="" if address else str(path),
@@ -83,10 +86,10 @@ def load(
                 drafter_path=str(choice.drafter or ""),
                 n_ctx=n_ctx,
                 n_seq=n_seq,
-                n_batch=max(512, n_seq * (1 + choice.n_max)),
+                n_batch=max(512, n_seq * (1 + n_max)),
                 n_threads=threads,
                 n_gpu_layers=n_gpu_layers,
-                max_verify_len=choice.n_max,
+                max_verify_len=n_max,
             )
         )
 
@@ -120,12 +123,25 @@ def load(
             cost=cost,
             n_max=choice.n_max,
             verify_len=verify_len,
+            n_lookup=LOOKUP_LEN,
+            survival=_calibration(choice),
         ),
         target_name=path.name if path else decoder.metadata("general.name"),
         drafter_name=choice.drafter.name if choice.drafter else choice.proposer or "none",
         notices=choice.notices,
         keep_alive=target if address else None,
     )
+
+
+def _n_verified(choice: _Choice, mode: Mode) -> int:
+    """Draft tokens per sequence at most: in mode "auto" lookup goes on beside a drafter."""
+    return max(choice.n_max, LOOKUP_LEN) if choice.proposer and mode == "auto" else choice.n_max
+
+
+def _calibration(choice: _Choice) -> SurvivalModel | None:
+    if choice.drafter is None:
+        return None
+    return load_calibration(choice.drafter, n_slots=max(choice.n_max, LOOKUP_LEN))
 
 
 def _target_of(target: str | Path | Llama) -> tuple[Path | None, int]:
@@ -186,7 +202,7 @@ def _cost_table(
         table = profile(
             decoder.time_step,
             decoder.time_draft if has_drafter else None,
-            max_width=min(PROFILE_WIDTH, decoder.n_seq * (1 + choice.n_max)),
+            max_width=min(PROFILE_WIDTH, decoder.n_seq * (1 + _n_verified(choice, "auto"))),
             n_seq=decoder.n_seq,
             depth=min(PROFILE_DEPTH, decoder.n_ctx // 2),
         )

@@ -125,7 +125,7 @@ class Parking:
     min_drafts: int = 8
     park_below: float = 1.0
     resume_above: float = 1.03
-    smoothing: float = 1 / 16
+    smoothing: float = 1 / 64
     state: Literal["drafting", "parked"] = field(default="drafting", init=False)
     n_drafts: int = field(default=0, init=False)
     mean_gain: float = field(default=1.0, init=False)

@@ -1,6 +1,6 @@
 """Whether to draft in this round, with what, and how much of it to verify.
 
-Joins the proposer (the drafter's pass or prompt lookup), the survival model, the cost table and the
+Joins the proposers (the drafter's pass, prompt lookup), the survival model, the cost table and the
 park / probe machine. Refuses to know text, requests' parameters and caches. Nothing in here can
 change what is emitted: it only proposes tokens for the target to agree with or not.
 """
@@ -11,12 +11,14 @@ import math
 import time
 import warnings
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
 from .confidence import DraftSignals, SurvivalModel
 from .cost import CostTable
 from .errors import DecodeError
-from .scheduler import Parking, choose_lengths
+from .recorder import RoundRecorder
+from .scheduler import Parking, RoundPlan, choose_lengths
 from .sequence import Request
 
 Mode = Literal["auto", "always", "off"]
@@ -24,8 +26,10 @@ Proposer = Literal["drafter", "lookup"]
 
 PROBE_COST = 0.02  # share of plain decoding that probes may cost while parked
 PROBE_EVERY = 32  # rounds; at least
+GAIN_SMOOTHING = 1 / 16  # of what rounds with the drafter promise
 SETTLE_AT = 24  # observations, three or four a round, that wait to be learnt from together
 SILENT_ROUNDS = 50  # drafted rounds without one proposed token, before that is said
+NOTHING = DraftSignals(tokens=[], confidence=None, certainty=[])
 
 
 class Drafts(Protocol):
@@ -45,13 +49,23 @@ class Drafter(Protocol):
     def draft(self, seq_ids: Sequence[int], anchors: Sequence[int]) -> Sequence[Drafts]: ...
 
 
+@dataclass(slots=True)
+class Offer:
+    """A proposal for one sequence and a_k of its tokens, as far as there is room for them."""
+
+    signals: DraftSignals
+    survival: list[float]
+
+
 class Speculation:
     """Plans a round's verify_tokens and learns from what became of them."""
 
     __slots__ = (
         "_cost",
+        "_drafted_gain",
         "_drafter",
         "_later",
+        "_n_lookup",
         "_n_max",
         "_n_rounds",
         "_n_silent",
@@ -61,6 +75,7 @@ class Speculation:
         "_verify_len",
         "mode",
         "proposer",
+        "recorder",
     )
 
     def __init__(
@@ -73,19 +88,25 @@ class Speculation:
         cost: CostTable,
         n_max: int,
         verify_len: int | None = None,
+        n_lookup: int = 0,
+        survival: SurvivalModel | None = None,
     ) -> None:
         """n_max: draft tokens per sequence at most. verify_len: fixed length in mode "always".
 
-        proposer None, or mode "off", means plain decoding; off_reason says why.
+        proposer None, or mode "off", means plain decoding; off_reason says why. n_lookup: tokens
+        that lookup may propose beside the drafter in mode "auto". survival: an offline fit.
         """
         self.mode = mode
         self.proposer = proposer if mode != "off" else None
+        self.recorder: RoundRecorder | None = None  # set where a trace is written
         self._off_reason = off_reason
         self._drafter = drafter
         self._cost = cost
         self._n_max = n_max
         self._verify_len = verify_len
-        self._survival = SurvivalModel(max(n_max, 1))
+        self._n_lookup = n_max if proposer == "lookup" else n_lookup if mode == "auto" else 0
+        self._survival = survival or SurvivalModel(max(n_max, self._n_lookup, 1))
+        self._drafted_gain = math.inf  # over plain, of rounds with the drafter; inf: not yet known
         self._parking = Parking(probe_every=self._probe_every())
         self._n_silent = 0
         self._n_rounds = 0
@@ -100,7 +121,22 @@ class Speculation:
             return f"always on ({self.proposer})"
         if self.proposer == "lookup":
             return "lookup: verifies a match where that pays"
-        return self._parking.reason
+        return self._parking.reason + (", lookup goes on" if self._n_lookup else "")
+
+    @property
+    def looks_up(self) -> bool:
+        """Whether requests need a lookup index."""
+        return self.proposer is not None and self._n_lookup > 0
+
+    @property
+    def cost(self) -> CostTable:
+        """What passes cost, as far as it is known by now."""
+        return self._cost
+
+    @property
+    def n_proposed_max(self) -> int:
+        """Longest draft for one sequence, in tokens."""
+        return max(self._n_max, self._n_lookup) if self.proposer is not None else 0
 
     @property
     def acceptance_by_position(self) -> list[tuple[int, int]]:
@@ -116,16 +152,96 @@ class Speculation:
         self, requests: Sequence[Request], n_ctx: int, max_batch_tokens: int
     ) -> list[list[int]]:
         """Draft tokens to verify for each request; [] means its anchor alone."""
-        drafts = self._propose(requests, n_ctx)
+        if self.proposer is None:
+            return [[] for _ in requests]
+        rooms = [request.n_draft_room(n_ctx) for request in requests]
+        if self.mode == "always":
+            return self._plan_always(requests, rooms, max_batch_tokens)
+        return self._plan_auto(requests, rooms, max_batch_tokens)
+
+    def _plan_always(
+        self, requests: Sequence[Request], rooms: Sequence[int], max_batch_tokens: int
+    ) -> list[list[int]]:
+        looked = self._look_up(requests) if self.proposer == "lookup" else None
+        drafts = looked or (self._draft(requests) if any(rooms) else None)
         if drafts is None:
             return [[] for _ in requests]
-        lengths = self._lengths(requests, drafts, n_ctx, max_batch_tokens)
-        plan = []
-        for request, signals, n in zip(requests, drafts, lengths, strict=True):
-            request.stats.n_drafted += len(signals.tokens)
-            self._later.append((request.ledger.record, (len(request.tokens), signals)))
-            plan.append(signals.tokens[:n])
-        return plan
+        wanted = self._n_max if self._verify_len is None else self._verify_len
+        # An equal share of the pass for each, its anchor left out.
+        most = min(wanted, max_batch_tokens // len(requests) - 1)
+        return [d.tokens[: min(room, most)] for d, room in zip(drafts, rooms, strict=True)]
+
+    def _plan_auto(
+        self, requests: Sequence[Request], rooms: Sequence[int], max_batch_tokens: int
+    ) -> list[list[int]]:
+        """Proposers compete: lookup is free, the drafter's pass has to earn its time."""
+        depth = max([request.n_past for request in requests])
+        plain = self._weigh([Offer(NOTHING, [])] * len(requests), depth, max_batch_tokens)
+        offers, plan = [Offer(NOTHING, [])] * len(requests), plain
+        if self._n_lookup:
+            offers = self._offers(self._look_up(requests), rooms)
+            plan = self._weigh(offers, depth, max_batch_tokens)
+        alternatives = [plain, plan]
+        if self.proposer == "drafter" and any(rooms) and self._drafter_may_win(plan, plain):
+            drafts = self._draft(requests)
+            if drafts is not None:
+                offers = [
+                    self._better(a, b, len(requests), depth, plan.tps)
+                    for a, b in zip(offers, self._offers(drafts, rooms), strict=True)
+                ]
+                draft_s = self._cost.draft_s(len(requests))
+                without, plan = plan, self._weigh(offers, depth, max_batch_tokens, draft_s=draft_s)
+                self._parking.observe(plan.tps / without.tps)
+                self._learn_gain(plan.tps / plain.tps)
+                alternatives.append(plan)
+        if self.recorder is not None:
+            self.recorder.weigh(alternatives, plan)
+        return [offer.signals.tokens[:n] for offer, n in zip(offers, plan.verify_lens, strict=True)]
+
+    def _drafter_may_win(self, without: RoundPlan, plain: RoundPlan) -> bool:
+        """Whether the drafter's pass is worth its time, or due as a probe."""
+        usual = max(self._drafted_gain, 1.0)
+        if self._parking.state == "drafting" and without.tps > usual * plain.tps:
+            return False  # lookup has found more than the drafter usually promises
+        return self._parking.wants_draft()
+
+    def _learn_gain(self, gain: float) -> None:
+        if math.isinf(self._drafted_gain):
+            self._drafted_gain = gain
+        self._drafted_gain += GAIN_SMOOTHING * (gain - self._drafted_gain)
+
+    def _offers(self, drafts: Sequence[DraftSignals], rooms: Sequence[int]) -> list[Offer]:
+        return [
+            Offer(d, self._survival.survival(d)[:room] if d.tokens else [])
+            for d, room in zip(drafts, rooms, strict=True)
+        ]
+
+    def _weigh(
+        self, offers: Sequence[Offer], depth: int, max_batch_tokens: int, *, draft_s: float = 0.0
+    ) -> RoundPlan:
+        return choose_lengths(
+            [offer.survival for offer in offers],
+            lambda batch_tokens: self._cost.verify_s(batch_tokens, depth),
+            draft_s=draft_s,
+            other_s=self._cost.other_s,
+            max_batch_tokens=max_batch_tokens,
+        )
+
+    def _better(self, a: Offer, b: Offer, n_seq: int, depth: int, tps: float) -> Offer:
+        """The offer with more to gain, time priced at `tps` tokens per second."""
+        if not a.survival or not b.survival:
+            return a if a.survival else b
+        anchors_s = self._cost.verify_s(n_seq, depth)
+
+        def worth(offer: Offer) -> float:
+            best = gained = 0.0
+            for n, survival in enumerate(offer.survival, start=1):
+                gained += survival
+                extra_s = self._cost.verify_s(n_seq + n, depth) - anchors_s
+                best = max(best, gained - tps * extra_s)
+            return best
+
+        return a if worth(a) > worth(b) else b
 
     def learn(self, request: Request, position: int, token_ids: Sequence[int]) -> None:
         """Take the tokens that a request emitted from `position` on, drafted or not."""
@@ -161,15 +277,8 @@ class Speculation:
         for signals, n_correct, n_seen in request.ledger.resolve(position, token_ids):
             self._survival.observe(signals, n_correct, n_seen)
 
-    def _propose(self, requests: Sequence[Request], n_ctx: int) -> list[DraftSignals] | None:
-        if self.proposer == "lookup":
-            return [self._look_up(request) for request in requests]
-        if self.proposer is None:
-            return None
-        if self.mode == "auto" and not self._parking.wants_draft():
-            return None
-        if len(requests) == 1 and not requests[0].n_draft_room(n_ctx):
-            return None
+    def _draft(self, requests: Sequence[Request]) -> list[DraftSignals] | None:
+        """One drafter pass; None when it failed, and then never again."""
         start = time.perf_counter()
         try:
             drafts = self._drafter.draft(
@@ -180,55 +289,40 @@ class Speculation:
             self.turn_off(f"the drafter failed: {error}")
             warnings.warn(f"speculation off: {error}", RuntimeWarning, stacklevel=2)
             return None
+        draft_s = time.perf_counter() - start
         if not self._parking.is_probe:  # a probe also injects what piled up while parked
-            draft_s = time.perf_counter() - start
             self._later.append((self._cost.observe_draft, (len(requests), draft_s)))
-        signals = [DraftSignals(d.tokens, d.confidence or None, d.certainty) for d in drafts]
+        signals = [
+            DraftSignals(d.tokens, d.confidence or None, d.certainty, recent=r.ledger.recent)
+            for d, r in zip(drafts, requests, strict=True)
+        ]
+        self._record("drafter", requests, signals)
+        if self.recorder is not None:
+            self.recorder.draft(draft_s)
         self._watch_silence(signals)
         return signals
 
-    def _look_up(self, request: Request) -> DraftSignals:
-        if request.lookup is None:
-            raise ValueError("a request without a lookup index cannot be looked up")
-        request.lookup.extend(request.tokens[len(request.lookup) :])
-        proposal = request.lookup.propose(self._n_max)
-        return DraftSignals(
-            tokens=proposal.tokens, confidence=None, certainty=[], match_len=proposal.match_len
-        )
+    def _look_up(self, requests: Sequence[Request]) -> list[DraftSignals]:
+        signals = []
+        for request in requests:
+            if request.lookup is None:
+                raise ValueError("a request without a lookup index cannot be looked up")
+            request.lookup.extend(request.tokens[len(request.lookup) :])
+            found = request.lookup.propose(self._n_lookup)
+            recent = request.ledger.recent_lookup
+            signals.append(DraftSignals(found.tokens, None, [], found.match_len, recent))
+        self._record("lookup", requests, signals)
+        return signals
 
-    def _lengths(
-        self,
-        requests: Sequence[Request],
-        drafts: Sequence[DraftSignals],
-        n_ctx: int,
-        max_batch_tokens: int,
-    ) -> Sequence[int]:
-        rooms = [min(r.n_draft_room(n_ctx), self._n_max) for r in requests]
-        if self.mode == "always":
-            wanted = self._n_max if self._verify_len is None else self._verify_len
-            # An equal share of the pass for each, its anchor left out.
-            most = min(wanted, max_batch_tokens // len(requests) - 1)
-            return [min(room, most, len(d.tokens)) for room, d in zip(rooms, drafts, strict=True)]
-        survival = [
-            self._survival.survival(d)[:room] for d, room in zip(drafts, rooms, strict=True)
-        ]
-        depth = max(request.n_past for request in requests)
-        draft_s = self._cost.draft_s(len(requests)) if self.proposer == "drafter" else 0.0
-
-        def verify_s(batch_tokens: int) -> float:
-            return self._cost.verify_s(batch_tokens, depth)
-
-        plan = choose_lengths(
-            survival,
-            verify_s,
-            draft_s=draft_s,
-            other_s=self._cost.other_s,
-            max_batch_tokens=max_batch_tokens,
-        )
-        if self.proposer == "drafter":
-            plain_s = verify_s(len(requests)) + self._cost.other_s
-            self._parking.observe(plan.tps * plain_s / len(requests))
-        return plan.verify_lens
+    def _record(
+        self, proposer: Proposer, requests: Sequence[Request], drafts: Sequence[DraftSignals]
+    ) -> None:
+        if self.recorder is not None:
+            survival = [self._survival.survival(d) if d.tokens else [] for d in drafts]
+            self.recorder.propose(proposer, requests, drafts, survival)
+        for request, signals in zip(requests, drafts, strict=True):
+            request.stats.n_drafted += len(signals.tokens)
+            self._later.append((request.ledger.record, (len(request.tokens), signals)))
 
     def _probe_every(self) -> int:
         """Rounds between probes, so that a parked drafter costs at most PROBE_COST."""

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import math
 import random
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dspark_edge.confidence import DraftLedger, DraftSignals, SurvivalModel
+from dspark_edge.confidence import FEATURES, PRIOR, DraftLedger, DraftSignals, SurvivalModel
 
 Decided = list[tuple[DraftSignals, int, int]]
 
@@ -41,14 +42,15 @@ def test_a_longer_match_promises_more() -> None:
         model.survival(DraftSignals([5], confidence=None, certainty=[], match_len=n))[0]
         for n in (2, 16)
     )
-    assert short == pytest.approx(1 / (1 + math.exp(-2 * math.log(3) / math.log(17))))
-    assert long == pytest.approx(1 / (1 + math.exp(-2)))
+    assert short == pytest.approx(1 / (1 + math.exp(1.3 - 4.2 * math.log(3) / math.log(17))))
+    assert long == pytest.approx(1 / (1 + math.exp(1.3 - 4.2)))
 
 
 def test_an_empty_draft_has_no_survival() -> None:
     assert SurvivalModel(7).survival(DraftSignals([], confidence=None, certainty=[])) == []
 
 
+@settings(deadline=None)  # a busy machine is no failure
 @given(
     st.lists(st.tuples(st.floats(0, 1), st.floats(0, math.inf)), min_size=1, max_size=7),
     st.integers(0, 7),
@@ -138,6 +140,125 @@ def test_an_overconfident_drafter_is_calibrated(has_head: bool) -> None:
     assert expected_calibration_error(held_out) < 0.02
 
 
+def test_a_sequence_that_accepted_lately_is_promised_more_than_one_that_did_not() -> None:
+    model = SurvivalModel(1)
+    bad, unknown, good = (
+        model.survival(DraftSignals([5], confidence=None, certainty=[1.0], recent=recent))[0]
+        for recent in (0.1, None, 0.9)
+    )
+    assert bad < unknown == 0.5 < good
+    assert good == pytest.approx(3 / 4)  # the odds of 0.9 are 9; the prior weighs them by 0.5
+
+
+def test_each_sequence_is_judged_by_its_own_history() -> None:
+    model, right, wrong = SurvivalModel(1), DraftLedger(), DraftLedger()
+    for position in range(20):
+        for ledger, token in ((right, 0), (wrong, 9)):
+            signals = DraftSignals([0], None, [1.0], recent=ledger.recent)
+            ledger.record(position, signals)
+            for decided in ledger.resolve(position, [token]):
+                model.observe(*decided)
+    assert right.recent > 0.99
+    assert wrong.recent < 0.01
+    likely, unlikely = (
+        model.survival(DraftSignals([0], None, [1.0], recent=ledger.recent))[0]
+        for ledger in (right, wrong)
+    )
+    assert likely > 0.9
+    assert unlikely < 0.1
+
+
+def test_lookup_and_drafter_have_histories_of_their_own() -> None:
+    ledger = DraftLedger()
+    ledger.record(0, DraftSignals([1], None, [1.0]))
+    ledger.record(0, DraftSignals([2], None, [], match_len=5))
+    ledger.resolve(0, [2])
+    assert ledger.recent == 0.375
+    assert ledger.recent_lookup == 0.625
+
+
+def test_what_a_drafter_teaches_leaves_the_trust_in_lookup_alone() -> None:
+    def lookup(model: SurvivalModel) -> float:
+        return model.survival(DraftSignals([1], None, [], match_len=9, recent=0.5))[0]
+
+    model = SurvivalModel(1)
+    before = lookup(model)
+    for _ in range(50):
+        model.observe(DraftSignals([1], [0.9], [3.0], recent=0.5), 0, 1)
+    assert lookup(model) == before
+
+
+def test_one_wild_draft_moves_a_weight_by_half_at_most() -> None:
+    model = SurvivalModel(1)
+    model.observe(DraftSignals([1], [0.999999], [1e9], recent=0.99), 0, 1)
+    moved = [
+        abs(w - p)
+        for w, p in zip(model.to_json()["weights"][0], PRIOR, strict=True)  # type: ignore[index]
+    ]
+    assert 0.0 < max(moved) <= 0.5
+
+
+def test_a_model_survives_json_and_goes_on_from_it() -> None:
+    model = SurvivalModel(3)
+    for n_correct in (0, 3, 1, 2, 3):
+        model.observe(a_draft(3, confidence=0.8), n_correct, 3)
+    again = SurvivalModel.from_json(json.loads(json.dumps(model.to_json())))
+    assert again.to_json() == model.to_json()
+    signals = DraftSignals([1, 2, 3], [0.5, 0.6, 0.7], [0.1, 2.0, 5.0], recent=0.4)
+    assert again.survival(signals) == model.survival(signals)
+    assert again.acceptance_by_position == [(0, 0)] * 3
+
+
+def test_slots_beyond_a_fit_begin_like_its_last_one_but_learn_faster() -> None:
+    fitted = SurvivalModel(2)
+    fitted.set_slot(1, [1.0] * len(FEATURES), [100.0] * len(FEATURES))
+    model = SurvivalModel.from_json(fitted.to_json(), n_slots=3)
+    assert model.n_slots == 3
+    weights, precision = model.to_json()["weights"], model.to_json()["precision"]
+    assert weights[2] == weights[1] == [1.0] * len(FEATURES)  # type: ignore[index]
+    assert precision[1:] == [[100.0] * len(FEATURES), [1.0] * len(FEATURES)]  # type: ignore[index]
+
+
+def test_what_an_offline_fit_knows_firmly_moves_little() -> None:
+    loose, firm = SurvivalModel(1), SurvivalModel(1)
+    firm.set_slot(0, PRIOR, [100.0] * len(FEATURES))
+    for model in (loose, firm):
+        model.observe(a_draft(1), 0, 1)
+    assert 0.5 > firm.survival(a_draft(1))[0] > 0.4
+    assert loose.survival(a_draft(1))[0] < 0.4
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"version": 2},
+        {"features": ["bias"]},
+        {"weights": None},
+        {"weights": []},
+        {"weights": [[0.0] * len(FEATURES)]},
+        {"weights": [[0.0] * len(FEATURES), [0.0]]},
+        {"weights": [[0.0] * len(FEATURES), ["1"] * len(FEATURES)]},
+        {"weights": [[0.0] * len(FEATURES), [True] * len(FEATURES)]},
+        {"weights": [[0.0] * len(FEATURES), [math.nan] * len(FEATURES)]},
+        {"weights": [[0.0] * len(FEATURES), [math.inf] * len(FEATURES)]},
+        {"weights": [[0.0] * len(FEATURES), [10**400] * len(FEATURES)]},
+        {"weights": [[0.0] * len(FEATURES), 7]},
+        {"precision": [[1.0] * len(FEATURES), [0.0] * len(FEATURES)]},
+        {"precision": [[1.0] * len(FEATURES), [-1.0] * len(FEATURES)]},
+        {"precision": {}},
+    ],
+)
+def test_a_malformed_calibration_is_refused(change: dict[str, object]) -> None:
+    with pytest.raises(ValueError, match="calibrate anew"):
+        SurvivalModel.from_json(SurvivalModel(2).to_json() | change)
+
+
+@pytest.mark.parametrize("data", [None, [], 1, "x", {}])
+def test_what_is_no_calibration_is_refused(data: object) -> None:
+    with pytest.raises(ValueError, match="calibrate anew"):
+        SurvivalModel.from_json(data)
+
+
 def test_a_draft_longer_than_the_model_is_refused() -> None:
     with pytest.raises(ValueError, match="draft has 8 tokens but n_slots is 7"):
         SurvivalModel(7).survival(a_draft(8))
@@ -218,6 +339,7 @@ def test_an_empty_draft_is_not_recorded() -> None:
     assert ledger.resolve(0, [1]) == []
 
 
+@settings(deadline=None)  # a busy machine is no failure
 @given(
     st.lists(st.integers(0, 2), max_size=12),
     st.lists(st.integers(0, 2), min_size=1, max_size=5),

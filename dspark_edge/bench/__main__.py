@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 
 from ..errors import DsparkError
-from . import overhead
+from . import calibrate, explain, overhead, replay
 from .shared import say
 
 
@@ -18,7 +18,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         prog="dspark-edge bench", description="What this machine does with a pair, measured."
     )
     commands = parser.add_subparsers(required=True)
-    for module in (overhead,):
+    for module in (overhead, calibrate, explain, replay):
         module.add_commands(commands)
     args = parser.parse_args(argv)
     try:

@@ -1,0 +1,202 @@
+"""The offline fit of a drafter's survival model: from recorded blocks, kept beside the drafter.
+
+Owns: the fit and its file. Refuses to know models and engines: it is given what they drafted and
+what they emitted.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import platformdirs
+
+from .confidence import (
+    FEATURES,
+    PRIOR,
+    PRIOR_PRECISION,
+    DraftLedger,
+    DraftSignals,
+    SurvivalModel,
+    n_decided,
+)
+from .files import fingerprint, write_atomically
+
+Array = npt.NDArray[np.float64]
+
+NEWTON_STEPS = 50
+GAIN_MIN = 1e-6  # nats that a step promises; rounding hides what is below
+PRIOR_ROWS = 4.0  # weight of the prior, and ...
+SHARED_ROWS = 20.0  # ... of the fit of all slots on each slot, in precision per weight
+PRECISION_MAX = 100.0  # trust in a fit, however large: other texts differ
+
+
+@dataclass(slots=True)
+class Recording:
+    """One emitted text with a block drafted at each of its positions.
+
+    tokens [n]: the reply. drafts [n]: drafts[i] was made before tokens[i], for that position on.
+    source: where the prompt came from.
+    """
+
+    temperature: float
+    tokens: list[int]
+    drafts: list[DraftSignals]
+    source: str = ""
+
+
+@dataclass(slots=True)
+class Decided:
+    """A block and what the text said of it, as SurvivalModel.observe takes it."""
+
+    signals: DraftSignals
+    n_correct: int
+    n_seen: int
+    recording: Recording = field(repr=False)
+
+
+@dataclass(slots=True)
+class Replay:
+    """Plays a recording in the order in which a request would have lived it.
+
+    Each step gives the block as it was to be judged (with the acceptance known by then), then the
+    blocks that the next token decides.
+    """
+
+    recording: Recording
+
+    def __iter__(self) -> Iterator[tuple[DraftSignals, list[Decided]]]:
+        ledger = DraftLedger()
+        last = len(self.recording.tokens) - 1
+        steps = zip(self.recording.drafts, self.recording.tokens, strict=True)
+        for position, (draft, token) in enumerate(steps):
+            recent = ledger.recent_lookup if draft.match_len > 0 else ledger.recent
+            signals = replace(draft, recent=recent)
+            ledger.record(position, signals)
+            decided = ledger.resolve(position, [token])
+            if position == last:
+                decided += ledger.flush()
+            yield signals, [Decided(*each, recording=self.recording) for each in decided]
+
+
+def decided_blocks(recordings: Sequence[Recording]) -> list[Decided]:
+    """All blocks of which the texts decide at least one token."""
+    return [block for r in recordings for _, blocks in Replay(r) for block in blocks]
+
+
+# ---------------------------------------------------------------- the fit
+
+
+def fit(recordings: Sequence[Recording], *, n_slots: int) -> SurvivalModel:
+    """The survival model that explains the recordings best: logistic regression for each slot.
+
+    Features that never occur keep the prior's weights. A slot leans on the fit of all slots, the
+    more so the fewer blocks reached it. Raises ValueError when nothing is decided.
+    """
+    model = SurvivalModel(n_slots)
+    x, right, slots = _rows(model, decided_blocks(recordings))
+    if len(x) == 0:
+        raise ValueError("the recordings decide no draft token; record longer texts")
+    shared = _newton(x, right, np.array(PRIOR), PRIOR_ROWS)
+    seen = np.any(x != 0.0, axis=0)
+    for slot in range(n_slots):
+        own = slots == slot
+        weights = _newton(x[own], right[own], shared, SHARED_ROWS)
+        curvature = _precision(x[own], weights)
+        precision = np.where(seen, np.clip(curvature, PRIOR_PRECISION, PRECISION_MAX), 1.0)
+        model.set_slot(slot, np.where(seen, weights, PRIOR).tolist(), precision.tolist())
+    return model
+
+
+def _rows(model: SurvivalModel, blocks: Sequence[Decided]) -> tuple[Array, Array, Array]:
+    """Features [n, n_features], outcome [n] and slot [n] of each decided draft token."""
+    features: list[tuple[float, ...]] = []
+    right: list[bool] = []
+    slots: list[int] = []
+    for block in blocks:
+        rows = model.features(block.signals)
+        for slot in range(n_decided(block.n_correct, block.n_seen)):
+            features.append(rows[slot])
+            right.append(slot < block.n_correct)
+            slots.append(slot)
+    x = np.array(features, dtype=np.float64).reshape(-1, len(FEATURES))
+    return x, np.array(right, dtype=np.float64), np.array(slots)
+
+
+def _newton(x: Array, right: Array, centre: Array, strength: float) -> Array:
+    """Logistic regression whose weights are held to `centre` with `strength` (L2)."""
+
+    def loss(weights: Array) -> float:
+        logit = x @ weights
+        misfit = np.logaddexp(0.0, logit).sum() - right @ logit
+        return float(misfit + 0.5 * strength * ((weights - centre) ** 2).sum())
+
+    weights: Array = centre.copy()
+    for _ in range(NEWTON_STEPS):
+        p = _sigmoid(x @ weights)
+        gradient = x.T @ (p - right) + strength * (weights - centre)
+        hessian = (x * (p * (1.0 - p))[:, None]).T @ x + strength * np.eye(len(centre))
+        step: Array = np.linalg.solve(hessian, gradient)
+        if gradient @ step < GAIN_MIN:
+            break
+        before = loss(weights)
+        # From far away a whole step can overshoot; the direction is right, so less of it is not.
+        while loss(weights - step) > before:
+            step *= 0.5
+        weights -= step
+    return weights
+
+
+def _precision(x: Array, weights: Array) -> Array:
+    p = _sigmoid(x @ weights)
+    return np.asarray(((p * (1.0 - p))[:, None] * x * x).sum(axis=0), dtype=np.float64)
+
+
+def _sigmoid(logit: Array) -> Array:
+    return np.asarray(1.0 / (1.0 + np.exp(-np.clip(logit, -30.0, 30.0))), dtype=np.float64)
+
+
+# ---------------------------------------------------------------- its file
+
+
+def save_calibration(drafter: Path, model: SurvivalModel) -> Path:
+    """Keep the fit beside the drafter, or in the user's cache folder; returns where.
+
+    Raises OSError when neither can be written.
+    """
+    key = fingerprint(drafter)
+    text = json.dumps({"drafter": key, "survival": model.to_json()}, indent=1) + "\n"
+    for path in _places(drafter, key):
+        if write_atomically(path, text):
+            return path
+    raise OSError(f"calibration of {drafter} can be written neither beside it nor into the cache")
+
+
+def load_calibration(drafter: Path, *, n_slots: int | None = None) -> SurvivalModel | None:
+    """The fit made for exactly this drafter, as the start of online learning.
+
+    None when there is none or it is unreadable, corrupt or another drafter's; never raises.
+    n_slots: longest draft where that is not the fit's.
+    """
+    try:
+        key = fingerprint(drafter)
+    except OSError:
+        return None
+    for path in _places(drafter, key):
+        try:
+            saved = json.loads(path.read_text(encoding="utf-8"))
+            if isinstance(saved, dict) and saved.get("drafter") == key:
+                return SurvivalModel.from_json(saved.get("survival"), n_slots=n_slots)
+        except (OSError, ValueError, RecursionError):  # ValueError: bad JSON, UTF-8 or weights
+            continue
+    return None
+
+
+def _places(drafter: Path, key: str) -> tuple[Path, Path]:
+    cache = Path(platformdirs.user_cache_dir("dspark_edge", appauthor=False))
+    name = f"{drafter.stem}.calibration.json"
+    return drafter.with_name(name), cache / f"{key[-16:]}-{name}"

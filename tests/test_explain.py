@@ -1,0 +1,146 @@
+"""bench explain: what the table says of a small run, by hand; the plot; the missing extra."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+import pytest
+from synthetic_trace import header, one_round, recording
+
+from dspark_edge.bench.__main__ import main
+from dspark_edge.bench.explain import explain, summary
+from dspark_edge.cost import CostTable
+from dspark_edge.errors import DsparkError
+from dspark_edge.trace import Trace, TraceBlock, TraceEvent, TraceRound, TraceSequence, TraceWriter
+
+
+def drafted_round(
+    n: int, position: int, emitted: list[int], verify_len: int, *, state: str
+) -> TraceRound:
+    """A round that verified the first verify_len of the block 1, 2, 3, 4."""
+    block = TraceBlock(proposer="drafter", tokens=[1, 2, 3, 4])
+    line = one_round(n, position, emitted, [block])
+    line.state, line.batch_tokens, line.predicted_s = state, 1 + verify_len, 0.0123
+    sequence = line.sequences[0]
+    sequence.verify_len, sequence.n_accepted = verify_len, len(emitted) - 1
+    sequence.proposer = "drafter" if verify_len else None
+    return line
+
+
+def run() -> Trace:
+    """Three rounds over the text 1 2 9 | 1 | 1 2 3 4 7: the second one is parked."""
+    rounds = [
+        drafted_round(0, 10, [1, 2, 9], 3, state="drafting: on trial (1 of 8 drafts)"),
+        drafted_round(1, 13, [1], 0, state="parked: drafting promises 0.80x"),
+        drafted_round(2, 14, [1, 2, 3, 4, 7], 4, state="drafting: promises 1.2x"),
+        drafted_round(3, 19, [8], 4, state="drafting: promises 1.1x"),
+    ]
+    events = [TraceEvent(event="pressure", t_s=0.015, text="RAM is short")]
+    cost = CostTable(verify={0: {1: 0.009, 8: 0.02}}, draft={1: 0.003}, other_s=0.0003)
+    made = header(4, "auto")
+    made.cost = cost.to_json()
+    return Trace(header=made, rounds=rounds, events=events)
+
+
+def saved(trace: Trace, path: Path) -> str:
+    with TraceWriter(path) as writer:
+        for line in (trace.header, *trace.rounds, *trace.events):
+            writer.write(line)
+    return str(path)
+
+
+def test_tokens_rounds_and_tau_are_counted() -> None:
+    report = summary(run())
+    assert (report["n_rounds"], report["n_tokens"], report["tau"]) == (4, 10, 2.5)
+    assert report["tps"] == pytest.approx(10 / (4 * 0.0123))
+    assert report["time_shares"]["verify_s"] == pytest.approx(0.009 / 0.0123)
+
+
+def test_a_state_change_has_its_reason_and_new_numbers_are_none() -> None:
+    states = summary(run())["states"]
+    assert [(s["state"], s["round"], s["n_rounds"], s["n_tokens"]) for s in states] == [
+        ("drafting", 0, 1, 3),
+        ("parked", 1, 1, 1),
+        ("drafting", 2, 2, 6),
+    ]
+    assert states[1]["reason"] == "drafting promises 0.80x"
+
+
+def test_block_use_counts_each_length_with_what_was_accepted_of_it() -> None:
+    assert summary(run())["block_use"] == [
+        {"proposer": None, "verify_len": 0, "n_rounds": 1, "n_accepted": 0.0},
+        {"proposer": "drafter", "verify_len": 3, "n_rounds": 1, "n_accepted": 2.0},
+        {"proposer": "drafter", "verify_len": 4, "n_rounds": 2, "n_accepted": 2.0},
+    ]
+
+
+def test_acceptance_by_position_is_read_from_the_text_also_where_nothing_was_verified() -> None:
+    # Block by block: 1 2 right then 9; 1 right then 1; all four right; 8 at once.
+    assert summary(run())["acceptance_by_position"] == {"drafter": [(3, 4), (2, 3), (1, 2), (1, 1)]}
+
+
+def test_a_block_that_reaches_beyond_the_text_counts_as_far_as_it_was_seen() -> None:
+    line = one_round(0, 10, [1], [TraceBlock(proposer="lookup", tokens=[1, 2], match_len=3)])
+    report = summary(Trace(header=header(), rounds=[line], events=[]))
+    assert report["acceptance_by_position"] == {"lookup": [(1, 1)]}
+
+
+def test_the_median_error_of_the_predicted_round_time() -> None:
+    trace = run()
+    for line, factor in zip(trace.rounds, (1.0, 1.1, 0.7, 1.2), strict=True):
+        line.predicted_s = factor * line.measured_s
+    prediction = summary(trace)["prediction"]
+    assert prediction["median_error"] == pytest.approx(0.15)
+    assert prediction["by_batch_tokens"]["5"]["median_error"] == pytest.approx(0.25)
+
+
+def test_a_trace_without_predictions_says_none() -> None:
+    assert summary(recording(n_texts=1, n_tokens=5))["prediction"] is None
+
+
+def test_requests_in_the_same_round_are_counted_each() -> None:
+    trace = run()
+    trace.rounds[0].sequences.append(TraceSequence(request=1, position=5, emitted=[4]))
+    report = summary(trace)
+    assert (report["n_requests"], report["n_tokens"], report["tau"]) == (2, 11, 2.2)
+
+
+def test_the_table_names_states_events_and_errors(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["explain", saved(run(), tmp_path / "t")]) == 0
+    table = capsys.readouterr().err
+    for part in (
+        "4 rounds, 10 tokens",
+        "parked: drafting promises 0.80x",
+        "pressure: RAM is short",
+        "75% of 4  67% of 3  50% of 2  100% of 1",
+        "median error 0.0% of 4 rounds",
+    ):
+        assert part in table
+
+
+def test_a_trace_without_rounds_says_what_to_do(tmp_path: Path) -> None:
+    empty = Trace(header=header(), rounds=[], events=[])
+    args = argparse.Namespace(trace=saved(empty, tmp_path / "t"), plot=None)
+    with pytest.raises(ValueError, match="holds no rounds; record a longer run"):
+        explain(args)
+
+
+def test_the_plot_is_a_png(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    picture = tmp_path / "plot.png"
+    assert main(["explain", saved(run(), tmp_path / "t"), "--plot", str(picture)]) == 0
+    assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+def test_without_matplotlib_the_plot_names_the_extra(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    monkeypatch.setitem(sys.modules, "matplotlib.backends.backend_agg", None)
+    args = argparse.Namespace(trace=saved(run(), tmp_path / "t"), plot=str(tmp_path / "p.png"))
+    with pytest.raises(DsparkError, match=r"pip install 'dspark-edge\[plot\]'"):
+        explain(args)
