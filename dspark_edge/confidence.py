@@ -72,7 +72,7 @@ class SurvivalModel:
     with a diagonal, slowly forgotten precision: what an offline fit knows well moves little.
     """
 
-    __slots__ = ("_counts", "_precision", "_recent", "_weights")
+    __slots__ = ("_counts", "_lookup_counts", "_precision", "_recent", "_weights")
 
     def __init__(self, n_slots: int) -> None:
         """n_slots: longest draft in tokens. Raises ValueError when below 1."""
@@ -81,6 +81,7 @@ class SurvivalModel:
         self._weights = [list(PRIOR) for _ in range(n_slots)]
         self._precision = [[PRIOR_PRECISION] * len(PRIOR) for _ in range(n_slots)]
         self._counts = [(0, 0)] * n_slots
+        self._lookup_counts = [(0, 0)] * n_slots
         self._recent = RECENT_START
 
     @property
@@ -90,8 +91,13 @@ class SurvivalModel:
 
     @property
     def acceptance_by_position(self) -> list[tuple[int, int]]:
-        """(n_right, n_observed) of each slot, given that the slots before it were right."""
+        """(n_right, n_observed) of each slot of the drafter, given that those before were right."""
         return list(self._counts)
+
+    @property
+    def lookup_acceptance_by_position(self) -> list[tuple[int, int]]:
+        """The same for lookup."""
+        return list(self._lookup_counts)
 
     def survival(self, signals: DraftSignals) -> list[float]:
         """a_k for each draft token: non-increasing, strictly between 0 and 1.
@@ -121,6 +127,9 @@ class SurvivalModel:
         for slot in range(n_decided(n_correct, n_seen)):
             right = slot < n_correct
             self._learn(slot, features[slot], right)
+            counts = self._lookup_counts if signals.match_len > 0 else self._counts
+            n_right, n_observed = counts[slot]
+            counts[slot] = (n_right + right, n_observed + 1)
             self._recent += RECENT_SMOOTHING * (right - self._recent)
 
     def features(self, signals: DraftSignals) -> list[Features]:
@@ -193,8 +202,6 @@ class SurvivalModel:
                 precision[i] = kept + curvature * value * value
                 step = error * value / precision[i]
                 weights[i] -= min(max(step, -STEP_MAX), STEP_MAX)
-        n_right, n_observed = self._counts[slot]
-        self._counts[slot] = (n_right + right, n_observed + 1)
 
 
 class DraftLedger:

@@ -8,16 +8,15 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import statistics
 import sys
-import tempfile
 from bisect import bisect_left
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
+
+from .files import write_atomically
 
 FORMAT_VERSION = 1
 DEPTH_STEP = 512  # tokens; bucket 0 is 0-511, then each bucket is as deep as all before it
@@ -194,22 +193,7 @@ def load_cached(path: Path, key: str) -> CostTable | None:
 def save_cached(path: Path, key: str, table: CostTable) -> bool:
     """Write the table atomically; False when the place is not writable."""
     text = json.dumps({"key": key, "table": table.to_json()})
-    temporary = None
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        handle, name = tempfile.mkstemp(dir=path.parent, prefix=path.name, suffix=".tmp")
-        temporary = Path(name)
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    except OSError:
-        if temporary is not None:
-            with suppress(OSError):
-                temporary.unlink(missing_ok=True)
-        return False
-    return True
+    return write_atomically(path, text)
 
 
 def _sizes(largest: int) -> list[int]:

@@ -20,6 +20,7 @@ from .calibration import load_calibration
 from .confidence import SurvivalModel
 from .cost import CostTable, load_cached, profile, save_cached
 from .errors import PairError
+from .files import fingerprint
 from .models import find_drafter, target_path
 from .speculation import Mode, Proposer, Speculation
 
@@ -29,7 +30,6 @@ if TYPE_CHECKING:
 LOOKUP_LEN = 8  # draft tokens of a lookup at most
 PROFILE_DEPTH = 256  # tokens in the cache while profiling
 PROFILE_WIDTH = 32  # widest pass that is profiled
-HASHED_BYTES = 1 << 20  # of each end of a file: enough to tell files apart without reading them
 
 
 @dataclass(slots=True)
@@ -215,8 +215,8 @@ def _cost_key(
     path: Path | None, choice: _Choice, threads: int, n_gpu_layers: int, n_seq: int
 ) -> str:
     parts = [
-        _fingerprint(path),
-        _fingerprint(choice.drafter),
+        fingerprint(path) if path else "",
+        fingerprint(choice.drafter) if choice.drafter else "",
         str(choice.proposer),
         llama_cpp.__version__,
         llama_cpp.llama_print_system_info().decode("utf-8", errors="replace"),
@@ -224,14 +224,3 @@ def _cost_key(
         f"threads {threads} gpu layers {n_gpu_layers} sequences {n_seq} slots {choice.n_max}",
     ]
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()
-
-
-def _fingerprint(path: Path | None) -> str:
-    if path is None:
-        return "none"
-    size = path.stat().st_size
-    with path.open("rb") as file:
-        digest = hashlib.sha256(file.read(HASHED_BYTES))
-        file.seek(max(0, size - HASHED_BYTES))
-        digest.update(file.read(HASHED_BYTES))
-    return f"{size}-{digest.hexdigest()}"

@@ -142,7 +142,9 @@ class Speculation:
     def acceptance_by_position(self) -> list[tuple[int, int]]:
         """(n_right, n_observed) per draft position, given that the positions before were right."""
         self._settle()
-        return self._survival.acceptance_by_position
+        if self.proposer == "lookup":
+            return self._survival.lookup_acceptance_by_position
+        return self._survival.acceptance_by_position[: self._n_max]
 
     def turn_off(self, reason: str) -> None:
         """Plain decoding from now on."""
