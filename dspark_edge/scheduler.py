@@ -173,15 +173,18 @@ class Parking:
         self._is_probe = self._n_rounds_parked % self.probe_every == 0
         return self._is_probe
 
-    def observe(self, gain: float) -> None:
-        """Take the gain of one drafted round: drafted over plain tokens per second, at least 0."""
-        if not gain >= 0.0:
-            raise ValueError(f"gain {gain} is not a ratio of two speeds")
-        self.n_drafts += 1
+    def observe(self, gain: float, n_drafts: int = 1) -> None:
+        """Take the gain of one drafted round: drafted over plain tokens per second, at least 0.
+
+        n_drafts: sequences that were drafted for. Raises ValueError for a negative gain or no draft.
+        """
+        if not gain >= 0.0 or n_drafts < 1:
+            raise ValueError(f"gain {gain} of {n_drafts} drafts is not a ratio of two speeds")
+        self.n_drafts += n_drafts
         if self.state == "drafting":
-            self._n_trial_drafts += 1
+            self._n_trial_drafts += n_drafts
             # A plain mean over the first drafts of a drafting phase, which owe nothing to the past.
-            weight = max(self.smoothing, 1.0 / self._n_trial_drafts)
+            weight = min(1.0, n_drafts * max(self.smoothing, 1.0 / self._n_trial_drafts))
         else:
             weight = PROBE_SMOOTHING
         self.mean_gain += weight * (min(gain, MAX_GAIN) - self.mean_gain)

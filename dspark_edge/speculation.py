@@ -24,7 +24,7 @@ from .sequence import Request
 Mode = Literal["auto", "always", "off"]
 Proposer = Literal["drafter", "lookup"]
 
-PROBE_COST = 0.02  # share of plain decoding that probes may cost while parked
+PROBE_COST = 0.01  # share of plain decoding that probes may cost while parked
 PROBE_EVERY = 32  # rounds; at least
 GAIN_SMOOTHING = 1 / 16  # of what rounds with the drafter promise
 SETTLE_AT = 24  # observations, three or four a round, that wait to be learnt from together
@@ -107,7 +107,7 @@ class Speculation:
         self._n_lookup = n_max if proposer == "lookup" else n_lookup if mode == "auto" else 0
         self._survival = survival or SurvivalModel(max(n_max, self._n_lookup, 1))
         self._drafted_gain = math.inf  # over plain, of rounds with the drafter; inf: not yet known
-        self._parking = Parking(probe_every=self._probe_every())
+        self._parking = Parking(probe_every=self._probe_every(1))
         self._n_silent = 0
         self._n_rounds = 0
         self._later: list[tuple[Callable[..., None], tuple[Any, ...]]] = []
@@ -184,7 +184,11 @@ class Speculation:
             offers = self._offers(self._look_up(requests), rooms)
             plan = self._weigh(offers, depth, max_batch_tokens)
         alternatives = [plain, plan]
-        if self.proposer == "drafter" and any(rooms) and self._drafter_may_win(plan, plain):
+        if (
+            self.proposer == "drafter"
+            and any(rooms)
+            and self._drafter_may_win(plan, plain, len(requests))
+        ):
             drafts = self._draft(requests)
             if drafts is not None:
                 offers = [
@@ -193,18 +197,19 @@ class Speculation:
                 ]
                 draft_s = self._cost.draft_s(len(requests))
                 without, plan = plan, self._weigh(offers, depth, max_batch_tokens, draft_s=draft_s)
-                self._parking.observe(plan.tps / without.tps)
+                self._parking.observe(plan.tps / without.tps, len(requests))
                 self._learn_gain(plan.tps / plain.tps)
                 alternatives.append(plan)
         if self.recorder is not None:
             self.recorder.weigh(alternatives, plan)
         return [offer.signals.tokens[:n] for offer, n in zip(offers, plan.verify_lens, strict=True)]
 
-    def _drafter_may_win(self, without: RoundPlan, plain: RoundPlan) -> bool:
+    def _drafter_may_win(self, without: RoundPlan, plain: RoundPlan, n_seq: int) -> bool:
         """Whether the drafter's pass is worth its time, or due as a probe."""
         usual = max(self._drafted_gain, 1.0)
         if self._parking.state == "drafting" and without.tps > usual * plain.tps:
             return False  # lookup has found more than the drafter usually promises
+        self._parking.probe_every = self._probe_every(n_seq)
         return self._parking.wants_draft()
 
     def _learn_gain(self, gain: float) -> None:
@@ -326,12 +331,12 @@ class Speculation:
             request.stats.n_drafted += len(signals.tokens)
             self._later.append((request.ledger.record, (len(request.tokens), signals)))
 
-    def _probe_every(self) -> int:
+    def _probe_every(self, n_seq: int) -> int:
         """Rounds between probes, so that a parked drafter costs at most PROBE_COST."""
         if self.mode != "auto" or self.proposer != "drafter":
             return PROBE_EVERY
-        plain_s = self._cost.verify_s(1, 0)
-        return max(PROBE_EVERY, math.ceil(self._cost.draft_s(1) / (PROBE_COST * plain_s)))
+        plain_s = self._cost.verify_s(n_seq, 0)
+        return max(PROBE_EVERY, math.ceil(self._cost.draft_s(n_seq) / (PROBE_COST * plain_s)))
 
     def _watch_silence(self, drafts: Sequence[DraftSignals]) -> None:
         if drafts[0].tokens or any(draft.tokens for draft in drafts):

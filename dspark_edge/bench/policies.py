@@ -14,10 +14,8 @@ from typing import Protocol, TypeAlias
 from ..confidence import DraftLedger, DraftSignals, SurvivalModel
 from ..cost import DEPTH_STEP, CostTable
 from ..scheduler import Parking, RoundPlan, choose_lengths
+from ..speculation import PROBE_COST, PROBE_EVERY
 from .recorded import Proposal
-
-PROBE_COST = 0.02  # share of plain decoding that probes may cost while parked, as in the engine
-PROBE_EVERY = 32
 
 
 class Times:
