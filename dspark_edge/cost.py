@@ -20,11 +20,14 @@ from .files import write_atomically
 
 FORMAT_VERSION = 1
 DEPTH_STEP = 512  # tokens; bucket 0 is 0-511, then each bucket is as deep as all before it
-OWN_WEIGHT = 0.2  # how far one observation moves the entry observed, in ratio
-SHARED_WEIGHT = 0.05  # and the whole bucket: load and heat slow every width alike
+LOAD_WEIGHT = 0.2  # how far one pass moves the load of the machine, in ratio
+SHAPE_WEIGHT = 0.05  # and the entry of its size: what makes one size slow makes mostly all slow
+DRAFT_LOAD_WEIGHT = 0.05  # a draft pass varies with what it injects: it tells less of the load
 OUTLIER_RATIO = 2.0  # an observation counts as at most this much slower or faster
 MIN_S = 1e-9
+SCALING_PASSES = 5  # that a bucket of depth takes to find its level
 PROFILE_PASSES = 5
+BUSY_RATIO = 1.5  # of the median to the fastest pass, above which a profile is not kept
 
 Curve = dict[int, float]  # size of a pass -> seconds
 
@@ -32,13 +35,15 @@ Curve = dict[int, float]  # size of a pass -> seconds
 class CostTable:
     """Seconds of a target pass by batch_tokens and depth, of a draft pass by sequences, and rest.
 
-    Measured, never modelled: a staircase stays a staircase, and a wider pass may be cheaper.
-    other_s: own time per round, in seconds.
+    Measured, never modelled: a staircase stays a staircase, and a wider pass may be cheaper. Other
+    programs slow passes of all sizes alike, the ones that do not run just now included: that is
+    kept apart, as one factor, so that a busy moment does not bend the curve.
+    other_s: own time per round, in seconds. is_noisy: profiled while the machine was busy.
     """
 
     WIDTHS = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 16, 24, 32)
 
-    __slots__ = ("_draft", "_n_scaled", "_verify", "other_s")
+    __slots__ = ("_draft", "_load", "_n_scaled", "_verify", "is_noisy", "other_s")
 
     def __init__(
         self,
@@ -54,7 +59,9 @@ class CostTable:
         self._verify = {b: _checked_curve(c) for b, c in (verify or {}).items()}
         self._draft = _checked_curve(draft or {})
         self._n_scaled: dict[int, int] = {}  # observations of buckets that began as a guess
+        self._load = 1.0  # present over profiled times
         self.other_s = other_s  # 0: not measured yet
+        self.is_noisy = False
 
     def verify_s(self, batch_tokens: int, depth: int) -> float:
         """Seconds of a target pass over batch_tokens, with `depth` tokens in the cache.
@@ -64,39 +71,55 @@ class CostTable:
         """
         if not self._verify:
             raise ValueError("cost table is empty; profile() it or observe a pass first")
-        return _interpolate(self._verify[self._nearest(_bucket(depth))], batch_tokens)
+        return self._load * _interpolate(self._verify[self._nearest(_bucket(depth))], batch_tokens)
 
     def draft_s(self, n_seq: int) -> float:
         """Seconds of a draft pass over n_seq sequences; 0 when drafts need no pass."""
-        return _interpolate(self._draft, n_seq) if self._draft else 0.0
+        return self._load * _interpolate(self._draft, n_seq) if self._draft else 0.0
+
+    @property
+    def load(self) -> float:
+        """How much slower passes are now than when they were profiled."""
+        return self._load
 
     def observe_verify(self, batch_tokens: int, depth: int, seconds: float) -> None:
         """Correct the table by one target pass that ran.
 
         The first observations in a bucket of depth without data scale the nearest bucket's curve
-        by what they show, as a running mean; afterwards the whole bucket moves only a little.
-        Raises ValueError when seconds is negative or not finite.
+        by what they show, as a running mean. Raises ValueError when seconds is negative or not
+        finite.
         """
-        bucket = _bucket(depth)
-        shared = SHARED_WEIGHT
-        if self._verify:
-            if bucket not in self._verify:
-                self._verify[bucket] = dict(self._verify[self._nearest(bucket)])
-                self._n_scaled[bucket] = 0
-            if bucket in self._n_scaled:
-                self._n_scaled[bucket] += 1
-                shared = max(shared, 1.0 / self._n_scaled[bucket])
-        _correct(self._verify.setdefault(bucket, {}), batch_tokens, seconds, shared)
+        seconds, bucket = _checked_s(seconds), _bucket(depth)
+        if not self._verify:
+            self._verify[bucket] = {batch_tokens: seconds}
+            return
+        ratio = _ratio(seconds, self.verify_s(batch_tokens, depth))
+        if bucket not in self._verify:
+            self._verify[bucket] = dict(self._verify[self._nearest(bucket)])
+            self._n_scaled[bucket] = 0
+        if self._n_scaled.get(bucket, SCALING_PASSES) < SCALING_PASSES:
+            self._n_scaled[bucket] += 1
+            for size in self._verify[bucket]:
+                self._verify[bucket][size] *= ratio ** (1.0 / self._n_scaled[bucket])
+            return
+        _correct(self._verify[bucket], batch_tokens, ratio)
+        self._load *= ratio**LOAD_WEIGHT
 
     def observe_draft(self, n_seq: int, seconds: float) -> None:
         """Correct the table by one draft pass. Raises ValueError as observe_verify does."""
-        _correct(self._draft, n_seq, seconds, SHARED_WEIGHT)
+        seconds = _checked_s(seconds)
+        if not self._draft:
+            self._draft[n_seq] = seconds / self._load
+            return
+        ratio = _ratio(seconds, self.draft_s(n_seq))
+        _correct(self._draft, n_seq, ratio)
+        self._load *= ratio**DRAFT_LOAD_WEIGHT
 
     def observe_other(self, seconds: float) -> None:
         """Correct the own time per round. Raises ValueError as observe_verify does."""
         seconds = _checked_s(seconds)
         if self.other_s > 0.0:
-            self.other_s *= _ratio(seconds, self.other_s) ** OWN_WEIGHT
+            self.other_s *= _ratio(seconds, self.other_s) ** LOAD_WEIGHT
         else:
             self.other_s = seconds
 
@@ -147,7 +170,9 @@ def profile(
     depth: int,
     budget_s: float = 3.0,
 ) -> CostTable:
-    """Measure a cost table: the median of up to 5 passes per size, after one that is not counted.
+    """Measure a cost table: the fastest of up to 5 passes per size, after one that is not counted.
+
+    The fastest, since other programs only ever add time, and on a busy machine add most of it.
 
     time_step(n_tokens, depth) and time_draft(n_seq) run one pass and return its seconds; time_draft
     is None when drafts need no pass. Repeats are interleaved, so that a slow moment of the machine
@@ -175,8 +200,10 @@ def profile(
 
     curves: dict[str, Curve] = {"verify": {}, "draft": {}}
     for seconds, (kind, size, _) in zip(measured, passes, strict=True):
-        curves[kind][size] = statistics.median(seconds)
-    return CostTable(verify={_bucket(depth): curves["verify"]}, draft=curves["draft"])
+        curves[kind][size] = min(seconds)
+    table = CostTable(verify={_bucket(depth): curves["verify"]}, draft=curves["draft"])
+    table.is_noisy = any(statistics.median(s) > BUSY_RATIO * min(s) for s in measured)
+    return table
 
 
 def load_cached(path: Path, key: str) -> CostTable | None:
@@ -222,17 +249,9 @@ def _interpolate(curve: Curve, size: int) -> float:
     return curve[low] + slope * (size - low)
 
 
-def _correct(curve: Curve, size: int, seconds: float, shared: float) -> None:
-    """Move the entry of `size` (made when missing) and, by `shared`, all others, in ratio."""
-    seconds = _checked_s(seconds)
-    if not curve:
-        curve[size] = seconds
-        return
-    present = _interpolate(curve, size)
-    ratio = _ratio(seconds, present)
-    for other in curve:
-        curve[other] *= ratio**shared
-    curve[size] = present * ratio ** max(OWN_WEIGHT, shared)
+def _correct(curve: Curve, size: int, ratio: float) -> None:
+    """Move the entry of `size`, made when missing, a little towards what was observed."""
+    curve[size] = _interpolate(curve, size) * ratio**SHAPE_WEIGHT
 
 
 def _ratio(seconds: float, present: float) -> float:

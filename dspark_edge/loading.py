@@ -206,7 +206,9 @@ def _cost_table(
             n_seq=decoder.n_seq,
             depth=min(PROFILE_DEPTH, decoder.n_ctx // 2),
         )
-        if not save_cached(file, key, table):
+        if table.is_noisy:
+            choice.notices.append("the machine was busy while passes were timed: not kept")
+        elif not save_cached(file, key, table):
             choice.notices.append(f"the cost table cannot be kept in {folder}; measured each time")
     return table
 

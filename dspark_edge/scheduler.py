@@ -112,11 +112,12 @@ def _round_s(verify_s: float, fixed_s: float) -> float:
 class Parking:
     """Decides whether drafting pays: drafts, parks, probes at a fixed cadence, resumes.
 
-    The state follows a mean of the gains observed (drafted over plain tokens per second). It parks
-    when the mean falls below `park_below`, never on fewer than `min_drafts` drafts since drafting
-    began, and resumes when the mean passes `resume_above`; the gap keeps it from flapping. Parked,
-    one round in `probe_every` drafts: fixed, for a growing pause would wedge it. The mean is of
-    gains, not of their logarithms: total tokens over total time is what the user feels.
+    The state follows a mean of the gains observed (drafted over other tokens per second). It parks
+    when the mean is below `park_below` by more than its standard error, never on fewer than
+    `min_drafts` drafts since drafting began, and resumes when the mean passes `resume_above`; the
+    gap keeps it from flapping. Parked, one round in `probe_every` drafts: fixed, for a growing
+    pause would wedge it. The mean is of gains, not of their logarithms: total tokens over total
+    time is what the user feels.
 
     Raises ValueError when made with a cadence below 1 or with thresholds that cross.
     """
@@ -129,6 +130,7 @@ class Parking:
     state: Literal["drafting", "parked"] = field(default="drafting", init=False)
     n_drafts: int = field(default=0, init=False)
     mean_gain: float = field(default=1.0, init=False)
+    _variance: float = field(default=0.0, init=False, repr=False)
     _n_rounds_parked: int = field(default=0, init=False, repr=False)
     _n_trial_drafts: int = field(default=0, init=False, repr=False)
     _is_probe: bool = field(default=False, init=False, repr=False)
@@ -176,7 +178,7 @@ class Parking:
     def observe(self, gain: float, n_drafts: int = 1) -> None:
         """Take the gain of one drafted round: drafted over plain tokens per second, at least 0.
 
-        n_drafts: sequences that were drafted for. Raises ValueError for a negative gain or no draft.
+        n_drafts: sequences drafted for. Raises ValueError for a negative gain, or no draft.
         """
         if not gain >= 0.0 or n_drafts < 1:
             raise ValueError(f"gain {gain} of {n_drafts} drafts is not a ratio of two speeds")
@@ -187,12 +189,18 @@ class Parking:
             weight = min(1.0, n_drafts * max(self.smoothing, 1.0 / self._n_trial_drafts))
         else:
             weight = PROBE_SMOOTHING
-        self.mean_gain += weight * (min(gain, MAX_GAIN) - self.mean_gain)
+        difference = min(gain, MAX_GAIN) - self.mean_gain
+        self.mean_gain += weight * difference
+        self._variance = (1.0 - weight) * (self._variance + weight * difference * difference)
         self._decide()
 
     def _decide(self) -> None:
         if self.state == "parked":
             if self.mean_gain > self.resume_above:
-                self.state, self._n_trial_drafts = "drafting", 0
-        elif self._n_trial_drafts >= self.min_drafts and self.mean_gain < self.park_below:
-            self.state, self._n_rounds_parked = "parked", 0
+                self.state, self._n_trial_drafts, self._variance = "drafting", 0, 0.0
+        elif self._n_trial_drafts >= self.min_drafts:
+            # A hopeless drafter's gains hardly vary and park it at once; where they vary, a mean of
+            # few says little, and parking a drafter that pays costs more than a longer trial.
+            n_effective = min(self._n_trial_drafts, 1.0 / self.smoothing)
+            if self.mean_gain + math.sqrt(self._variance / n_effective) < self.park_below:
+                self.state, self._n_rounds_parked = "parked", 0
