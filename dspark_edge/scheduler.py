@@ -37,12 +37,15 @@ def choose_lengths(
     draft_s: float,
     other_s: float,
     max_batch_tokens: int,
+    min_gain: float = 1.0,
 ) -> RoundPlan:
     """Pick each sequence's verify_len so that expected tokens per second is the highest possible.
 
     survival[r][k] is a_{k+1} of sequence r, in 0..1 and non-increasing (empty: nothing drafted).
     verify_s(B) is the time in seconds of a target pass over B tokens; it may have any shape.
-    Among equally good plans the one with the fewest batch_tokens is returned.
+    Among equally good plans the one with the fewest batch_tokens is returned. min_gain: how many
+    times as fast as verifying nothing the best plan must promise to be, or nothing is verified:
+    of many estimates the highest is the likeliest to be too high.
 
     For a given B the best admission is the B - R highest survivals, which is prefix-closed since
     survival never rises along a draft; so walking that order once visits the optimum of every B.
@@ -66,6 +69,7 @@ def choose_lengths(
 
     expected_tokens = float(n_seq)
     best_tokens, best_s, n_best = expected_tokens, _round_s(verify_s(n_seq), fixed_s), 0
+    nothing_s = best_s
     for n_admitted in range(1, n_room + 1):
         expected_tokens -= order[n_admitted - 1][0]  # the order holds -survival
         expected_s = _round_s(verify_s(n_seq + n_admitted), fixed_s)
@@ -73,6 +77,8 @@ def choose_lengths(
         if expected_tokens * best_s > best_tokens * expected_s:
             best_tokens, best_s, n_best = expected_tokens, expected_s, n_admitted
 
+    if best_tokens * nothing_s < min_gain * n_seq * best_s:
+        best_tokens, best_s, n_best = float(n_seq), nothing_s, 0
     verify_lens = [0] * n_seq
     for _, _, r in order[:n_best]:
         verify_lens[r] += 1

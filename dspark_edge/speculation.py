@@ -24,6 +24,7 @@ from .sequence import Request
 Mode = Literal["auto", "always", "off"]
 Proposer = Literal["drafter", "lookup"]
 
+MIN_GAIN = 1.05  # that verifying drafts must promise, over verifying none
 PROBE_COST = 0.01  # share of plain decoding that probes may cost while parked
 PROBE_EVERY = 32  # rounds; at least
 GAIN_SMOOTHING = 1 / 16  # of what rounds with the drafter promise
@@ -232,6 +233,7 @@ class Speculation:
             draft_s=draft_s,
             other_s=self._cost.other_s,
             max_batch_tokens=max_batch_tokens,
+            min_gain=MIN_GAIN,
         )
 
     def _better(self, a: Offer, b: Offer, n_seq: int, depth: int, tps: float) -> Offer:

@@ -14,7 +14,7 @@ from typing import Protocol, TypeAlias
 from ..confidence import DraftLedger, DraftSignals, SurvivalModel
 from ..cost import DEPTH_STEP, CostTable
 from ..scheduler import Parking, RoundPlan, choose_lengths
-from ..speculation import PROBE_COST, PROBE_EVERY
+from ..speculation import MIN_GAIN, PROBE_COST, PROBE_EVERY
 from .recorded import Proposal
 
 
@@ -195,6 +195,7 @@ class Ours(Learner):
                 draft_s=draft_s,
                 other_s=times.table.other_s,
                 max_batch_tokens=len(rows) + sum(map(len, rows)),
+                min_gain=MIN_GAIN,
             )
 
         picks = [self._pick(offer, "lookup") for offer in offers]
