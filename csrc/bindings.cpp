@@ -276,6 +276,8 @@ void bind_decoder(py::module_ & m) {
         .def_property_readonly(
             "no_roll_back_reason",
             [](BlockDecoder & self) { return self.pair()->no_roll_back_reason(); })
+        .def_property_readonly("is_recurrent",
+                               [](BlockDecoder & self) { return self.pair()->is_recurrent(); })
         .def_property_readonly("decode_s", &BlockDecoder::decode_s)
         .def_property_readonly("n_rebuilds", &BlockDecoder::n_rebuilds);
 }

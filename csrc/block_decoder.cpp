@@ -182,7 +182,8 @@ int32_t BlockDecoder::rewind(int32_t seq_id, int32_t n_keep) {
     }
     // A recurrent state can go back over tokens of the last pass only, and once: older snapshots
     // are gone, although llama.cpp would accept the request.
-    const bool in_reach = !pair_->is_recurrent() || n_past - n_keep < seq.n_last_pass;
+    const bool in_reach =
+        pair_->is_recurrent() ? n_past - n_keep < seq.n_last_pass : window_is_whole(seq_id, n_keep);
     if (n_keep == 0 || !in_reach || !llama_memory_seq_rm(memory(), seq_id, n_keep, -1)) {
         empty(seq_id);
         return 0;
@@ -193,6 +194,14 @@ int32_t BlockDecoder::rewind(int32_t seq_id, int32_t n_keep) {
         drafter_->cut(seq_id, n_keep);
     }
     return n_keep;
+}
+
+// Whether all tokens that the token at `n_keep` looks back to are still cached: cells that fell out
+// of a sliding window are given to other sequences, whatever the size of the cache.
+bool BlockDecoder::window_is_whole(int32_t seq_id, int32_t n_keep) const {
+    const int32_t n_window = llama_model_n_swa(pair_->target());
+    return n_window == 0 ||
+           llama_memory_seq_pos_min(memory(), seq_id) <= std::max(0, n_keep - n_window);
 }
 
 void BlockDecoder::empty(int32_t seq_id) {
@@ -300,7 +309,7 @@ std::vector<Verdict> BlockDecoder::verify(
     return verdicts;
 }
 
-// The emission rule (DESIGN section 3): every token is the target's own draw; a draft token is
+// The emission rule: every token is the target's own draw; a draft token is
 // accepted if and only if it equals that draw.
 Verdict BlockDecoder::emit(Sequence & seq, const std::vector<llama_token> & verify_tokens,
                            int32_t first_row) {

@@ -49,7 +49,8 @@ class BlockDecoder {
     void prefill(int32_t seq_id, const std::vector<llama_token> & tokens);
 
     // Cuts the caches to `n_keep` tokens. Returns how many are left: n_keep, or 0 where the target
-    // cannot be cut there (recurrent states) and the sequence had to be emptied.
+    // cannot be cut there (recurrent states, a sliding window that has moved on) and the sequence
+    // had to be emptied.
     int32_t rewind(int32_t seq_id, int32_t n_keep);
 
     // ---- a round
@@ -96,6 +97,7 @@ class BlockDecoder {
     bool cut_target(int32_t seq_id);
     void rebuild(int32_t seq_id);
     void empty(int32_t seq_id);
+    bool window_is_whole(int32_t seq_id, int32_t n_keep) const;
     void use_scratch(int32_t depth);
     void drop_scratch();
     llama_context * target_ctx() const { return pair_->target_ctx(); }

@@ -23,8 +23,5 @@ LLAMA_API float * llama_get_embeddings_layer_inp(llama_context * ctx, uint32_t l
 LLAMA_API void llama_set_embeddings_nextn(llama_context * ctx, bool enable, bool masked);
 LLAMA_API float * llama_get_embeddings_nextn_ith(llama_context * ctx, int32_t i);
 
-LLAMA_API const int32_t * llama_model_target_layer_ids(const llama_model * model);
-LLAMA_API uint32_t llama_model_target_layer_ids_n(const llama_model * model);
-
 LLAMA_API std::map<ggml_backend_buffer_type_t, llama_memory_breakdown_data>
 llama_get_memory_breakdown(const llama_context * ctx);

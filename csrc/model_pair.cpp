@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstring>
 #include <filesystem>
+#include <mutex>
 #include <thread>
 
 #include "errors.h"
@@ -17,36 +18,43 @@ namespace {
 constexpr int32_t kInjectRows = 32;
 constexpr int32_t kProfileWidth = 32;  // widest pass that time_step measures
 
-// Collects llama.cpp's error lines while it loads a file, to put the last one into our message.
+// Collects llama.cpp's error lines while it loads a file, to put the first one into our message.
+// The callback is global to the process, so one load at a time has it.
 class LogCapture {
   public:
-    LogCapture() {
+    LogCapture() : lock_(mutex()) {
         llama_log_get(&callback_, &user_data_);
         llama_log_set(&LogCapture::collect, this);
     }
     ~LogCapture() { llama_log_set(callback_, user_data_); }
 
     std::string reason() const {
-        if (last_error_.empty()) {
+        if (first_error_.empty()) {
             return "llama.cpp gives no reason";
         }
-        return last_error_.substr(0, last_error_.find_last_not_of(" \n") + 1);
+        return first_error_.substr(0, first_error_.find_last_not_of(" \n") + 1);
     }
 
   private:
+    static std::mutex & mutex() {
+        static std::mutex mutex;
+        return mutex;
+    }
+
     static void collect(ggml_log_level level, const char * text, void * self) {
         if (level == GGML_LOG_LEVEL_ERROR && std::strlen(text) > 1) {
             auto & capture = *static_cast<LogCapture *>(self);
             // The first error names the cause; later ones only say that loading failed.
-            if (capture.last_error_.empty()) {
-                capture.last_error_ = text;
+            if (capture.first_error_.empty()) {
+                capture.first_error_ = text;
             }
         }
     }
 
+    const std::lock_guard<std::mutex> lock_;
     ggml_log_callback callback_ = nullptr;
     void * user_data_ = nullptr;
-    std::string last_error_;
+    std::string first_error_;
 };
 
 [[noreturn]] void bad_config(const std::string & name, int64_t value, const std::string & limit) {
@@ -222,7 +230,7 @@ void ModelPair::load_target(const DecoderConfig & config) {
     params.n_seq_max = config.n_seq;
     params.n_outputs_max = std::max(kProfileWidth, config.n_seq * (1 + config.max_verify_len));
     params.kv_unified = true;  // sequences of unequal verify_len then fit into one micro-batch
-    params.swa_full = true;    // a rewind may reach behind the sliding window
+    params.swa_full = true;    // a rewind may reach behind the sliding window, if nobody took it
     params.n_rs_seq = is_recurrent_ ? config.max_verify_len : 0;
     set_threads(params, config.n_threads);
     const LogCapture log;

@@ -105,10 +105,40 @@ bool finite_in(float x, float low, float high) { return std::isfinite(x) && x >=
     bad_value(name, std::to_string(value), limit);
 }
 
-// llama.cpp expands {5,2} into 2^64 copies and runs out of memory: refuse an upper limit of a
-// repetition below its lower one. Braces in literals, character classes and comments are text.
-void check_repetitions(const std::string & grammar) {
+constexpr size_t kMaxGrammarBytes = 1 << 18;
+constexpr int kMaxGrammarDepth = 256;
+constexpr unsigned long long kMaxRepetition = 2000;
+
+// `text` begins with the brace of {low}, {low,} or {low,high}.
+void check_repetition(const char * text) {
+    unsigned long long low = 0;
+    unsigned long long high = 0;
+    const int n_read = std::sscanf(text, "{ %llu , %llu", &low, &high);
+    if (n_read == 2 && high < low) {
+        throw Error(ErrorKind::value, "the grammar repeats {" + std::to_string(low) + "," +
+                                          std::to_string(high) +
+                                          "}: the upper limit is below the lower one");
+    }
+    if (n_read >= 1 && std::max(low, high) > kMaxRepetition) {
+        throw Error(ErrorKind::value, "the grammar repeats something " +
+                                          std::to_string(std::max(low, high)) +
+                                          " times; the limit is " + std::to_string(kMaxRepetition));
+    }
+}
+
+// llama.cpp's parser recurses into parentheses and writes repetitions out, without limits that
+// protect the stack and the memory. Braces in literals, character classes and comments are text.
+void check_grammar(const std::string & grammar) {
+    if (grammar.size() > kMaxGrammarBytes) {
+        throw Error(ErrorKind::value, "the grammar has " + std::to_string(grammar.size()) +
+                                          " bytes; the limit is " +
+                                          std::to_string(kMaxGrammarBytes));
+    }
+    if (grammar.find('\0') != std::string::npos) {
+        throw Error(ErrorKind::value, "the grammar holds a zero byte, where llama.cpp would stop");
+    }
     char closer = 0;  // what ends the text we are in; 0: none
+    int depth = 0;
     for (size_t i = 0; i < grammar.size(); ++i) {
         const char c = grammar[i];
         if (closer != 0) {
@@ -119,14 +149,13 @@ void check_repetitions(const std::string & grammar) {
             }
         } else if (c == '"' || c == '[' || c == '#') {
             closer = c == '"' ? '"' : c == '[' ? ']' : '\n';
+        } else if (c == '(' && ++depth > kMaxGrammarDepth) {
+            throw Error(ErrorKind::value, "the grammar nests parentheses deeper than " +
+                                              std::to_string(kMaxGrammarDepth));
+        } else if (c == ')') {
+            --depth;
         } else if (c == '{') {
-            unsigned long long low = 0;
-            unsigned long long high = 0;
-            if (std::sscanf(grammar.c_str() + i, "{ %llu , %llu", &low, &high) == 2 && high < low) {
-                throw Error(ErrorKind::value, "the grammar repeats {" + std::to_string(low) + "," +
-                                                  std::to_string(high) +
-                                                  "}: the upper limit is below the lower one");
-            }
+            check_repetition(grammar.c_str() + i);
         }
     }
 }
@@ -301,11 +330,7 @@ Sampler::Sampler(const SamplingParams & params, const llama_vocab * vocab, int32
         params_.temperature = 0.0f;
     }
     if (!params.grammar.empty()) {
-        check_repetitions(params.grammar);
-        if (params.grammar.find('\0') != std::string::npos) {
-            throw Error(ErrorKind::value,
-                        "the grammar holds a zero byte, where llama.cpp would stop");
-        }
+        check_grammar(params.grammar);
         // llama.cpp prints the parse error to its log and returns null.
         grammar_.reset(llama_sampler_init_grammar(vocab, params.grammar.c_str(), "root"));
         if (!grammar_) {
@@ -329,8 +354,8 @@ Draw Sampler::draw(LogitRow row, int32_t position, const std::vector<llama_token
     const bool noisy = params_.temperature > 0.0f;
     Draw winner = noisy ? gumbel_argmax(row, position) : argmax(row);
     if (with_grammar && grammar_ && winner.index >= 0 && !grammar_allows(winner.token)) {
-        // The winner over all tokens is the winner over the allowed ones if it is allowed; only
-        // here the whole row has to be filtered. Same noise, so still one draw.
+        // A winner that the grammar allows stands, as in llama.cpp's own sampling; only here the
+        // whole row has to be filtered. Same noise, so still one draw.
         apply_grammar(row);
         winner = noisy ? gumbel_argmax(row, position) : argmax(row);
     }

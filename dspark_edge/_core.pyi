@@ -139,8 +139,8 @@ class BlockDecoder:
         """
 
     def rewind(self, seq_id: int, n_keep: int) -> int:
-        """Cuts the caches to n_keep tokens. Returns the tokens left: n_keep, or 0 where a recurrent
-        target cannot be cut there and the sequence was emptied."""
+        """Cuts the caches to n_keep tokens. Returns the tokens left: n_keep, or 0 where the target
+        cannot be cut there (recurrent, or its sliding window moved on): the sequence is empty."""
 
     def draft(self, seq_ids: Sequence[int], anchors: Sequence[int]) -> list[Draft]:
         """One drafter pass over all given sequences: a full block for each."""
@@ -204,6 +204,10 @@ class BlockDecoder:
     def can_roll_back(self) -> bool: ...
     @property
     def no_roll_back_reason(self) -> str: ...
+    @property
+    def is_recurrent(self) -> bool:
+        """Whether some layers of the target keep a state instead of a cache of tokens."""
+
     @property
     def decode_s(self) -> float:
         """Seconds spent inside llama.cpp's passes so far."""

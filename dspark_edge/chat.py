@@ -6,6 +6,8 @@ Replies go to stdout, everything else to stderr. Refuses to know how decoding wo
 from __future__ import annotations
 
 import argparse
+import io
+import os
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -21,6 +23,11 @@ EXIT_OK, EXIT_ERROR, EXIT_USAGE, EXIT_INTERRUPTED = 0, 1, 2, 130
 def main(argv: Sequence[str] | None = None) -> int:
     """Returns the exit code: 0, 1 for our errors, 2 for wrong arguments, 130 after Ctrl-C."""
     args = _parser().parse_args(argv)
+    if sys.stdin is None or sys.stdout is None:
+        _say("error: standard input or output is closed; open it or use /dev/null")
+        return EXIT_ERROR
+    if isinstance(sys.stdin, io.TextIOWrapper):
+        sys.stdin.reconfigure(errors="replace")  # what is not text in this locale is U+FFFD
     try:
         params = SamplingParams(
             temperature=args.temperature,
@@ -47,6 +54,17 @@ def main(argv: Sequence[str] | None = None) -> int:
         return EXIT_ERROR
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
+    except OSError as error:
+        return _output_lost(error)
+
+
+def _output_lost(error: OSError) -> int:
+    """Nobody reads the reply any more, or the disk is full: say it once, and close quietly."""
+    if not isinstance(error, BrokenPipeError):
+        _say(f"error: {error}")
+    # Python would try to flush the rest at exit and complain a second time.
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return EXIT_ERROR
 
 
 class _Chat:

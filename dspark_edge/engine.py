@@ -10,14 +10,17 @@ import secrets
 import threading
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import cache, partial
+from operator import index
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING
 
 from ._core import MemoryUse, SamplingConfig, Verdict
 from .errors import ContextFullError, DecodeError
+from .interrupts import Uninterrupted
 from .loading import Loaded, load
 from .lookup import LookupDrafter
 from .prompt import ChatTemplate
@@ -95,6 +98,7 @@ class Engine:
         self._queue: deque[Request] = deque()
         self._outbox: list[Chunk] = []  # of requests that step() speaks for
         self._streams: dict[int, deque[Chunk]] = {}  # of those that an iterator speaks for
+        self._ended_streams: list[int] = []
         self._n_requests = 0
         self._lock = threading.Lock()
         self._is_closed = False
@@ -158,8 +162,14 @@ class Engine:
     # ------------------------------------------------------------ text and tokens
 
     def tokenize(self, text: str, *, add_special: bool = True) -> list[int]:
-        """Token ids of a text; control tokens written out in it become those tokens."""
-        return self._decoder.tokenize(text, add_special)
+        """Token ids of a text; control tokens written out in it become those tokens.
+
+        Raises ValueError when the text is not Unicode (lone surrogates).
+        """
+        try:
+            return self._decoder.tokenize(text.encode("utf-8"), add_special)
+        except UnicodeEncodeError as error:
+            raise ValueError(f"the text is not Unicode: {error}") from error
 
     def render(self, messages: Sequence[Mapping[str, object]]) -> str:
         """The prompt text of a conversation, by the model's own chat template.
@@ -186,7 +196,7 @@ class Engine:
     ) -> Stream:
         """Streams the reply to a conversation. Raises as `add` and `render` do."""
         # The template writes the beginning-of-sequence token itself where the model wants one.
-        prompt = self._decoder.tokenize(self.render(messages), add_special=False)
+        prompt = self.tokenize(self.render(messages), add_special=False)
         return self.generate(prompt, params)
 
     def generate(self, prompt: str | Sequence[int], params: SamplingParams | None = None) -> Stream:
@@ -200,8 +210,14 @@ class Engine:
         return Stream(chunks, work=self._work, end=partial(self._end_stream, request_id))
 
     def _end_stream(self, request_id: int) -> None:
-        self.abort(request_id)
-        del self._streams[request_id]
+        # Possibly called by the garbage collector, in the middle of a round.
+        self._ended_streams.append(request_id)
+        self._streams.pop(request_id, None)
+        if not self._is_closed and self._lock.acquire(blocking=False):
+            try:
+                self._abort_ended()
+            finally:
+                self._lock.release()
 
     def add(self, prompt: str | Sequence[int], params: SamplingParams | None = None) -> int:
         """Queues a request and returns its id; `step` runs it.
@@ -210,7 +226,9 @@ class Engine:
         token ids or parameters out of range.
         """
         params = params or SamplingParams()
-        tokens = self.tokenize(prompt) if isinstance(prompt, str) else [int(t) for t in prompt]
+        if isinstance(prompt, bytes):
+            raise ValueError("the prompt is bytes; give a str or a list of token ids")
+        tokens = self.tokenize(prompt) if isinstance(prompt, str) else [index(t) for t in prompt]
         if not tokens:
             raise ValueError("the prompt is empty; give at least one token")
         if len(tokens) > self.n_ctx:
@@ -240,7 +258,14 @@ class Engine:
         return request.id
 
     def abort(self, request_id: int) -> bool:
-        """Ends a request; its work stops before the next round. False when it had ended already."""
+        """Ends a request; its work stops before the next round. False when it had ended already.
+
+        Raises DecodeError while another thread is running a round.
+        """
+        with Uninterrupted(), self._alone():
+            return self._abort(request_id)
+
+    def _abort(self, request_id: int) -> bool:
         for request in self._queue:
             if request.id == request_id:
                 self._queue.remove(request)
@@ -254,6 +279,14 @@ class Engine:
                 self._release(slot, request)
                 return True
         return False
+
+    def _abort_ended(self) -> None:
+        """Aborts the requests of streams that are gone, and drops what they would have said."""
+        while self._ended_streams:
+            request_id = self._ended_streams.pop()
+            self._streams[request_id] = deque()
+            self._abort(request_id)
+            del self._streams[request_id]
 
     def step(self) -> list[Chunk]:
         """Admits what fits, evaluates at most one chunk of a prompt, runs one round.
@@ -294,26 +327,34 @@ class Engine:
     # ------------------------------------------------------------ work
 
     def _work(self) -> None:
-        if not self._lock.acquire(blocking=False):
-            raise DecodeError("the engine is in use by another thread; take turns")
-        try:
+        # A pass and what it gained belong together: Ctrl-C waits for the end of the round.
+        with Uninterrupted(), self._alone():
             if self._is_closed:
                 raise ValueError("the engine is closed; make a new one")
-            self._admit()
-            self._prefill_one()
-            self._round()
-        except BaseException:
-            self._resync()
-            raise
-        finally:
-            self._lock.release()
+            self._abort_ended()
+            try:
+                self._admit()
+                self._prefill_one()
+                self._round()
+            except BaseException:
+                self._resync()
+                raise
 
     def _resync(self) -> None:
-        """Cuts caches to what is recorded: Ctrl-C may strike between a pass and its commit."""
+        """Cuts caches to what is recorded: something broke in between."""
         for slot, request in self._slots.running:
             n_known = min(n_common(slot.cached, request.tokens), request.n_past)
             n_keep = min(n_known, self._decoder.n_past(slot.seq_id))
             del slot.cached[self._decoder.rewind(slot.seq_id, n_keep) :]
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        if not self._lock.acquire(blocking=False):
+            raise DecodeError("the engine is in use by another thread; take turns")
+        try:
+            yield
+        finally:
+            self._lock.release()
 
     def _admit(self) -> None:
         while self._queue and self._slots.has_free():

@@ -27,6 +27,7 @@ from .speculation import Mode, Proposer, Speculation
 if TYPE_CHECKING:
     from llama_cpp import Llama
 
+MAX_THREADS = 512
 LOOKUP_LEN = 8  # draft tokens of a lookup at most
 PROFILE_DEPTH = 256  # tokens in the cache while profiling
 PROFILE_WIDTH = 32  # widest pass that is profiled
@@ -74,6 +75,11 @@ def load(
         raise ValueError(
             f'verify_len is {verify_len}; it must be 0 or more, with speculation="always"'
         )
+    for name, number in (("n_ctx", n_ctx), ("n_seq", n_seq), ("n_gpu_layers", n_gpu_layers)):
+        if not isinstance(number, int) or not -1 <= number < 2**31:
+            raise ValueError(f"{name} is {number!r}; it must be a whole number below 2^31")
+    if n_threads is not None and not 0 <= n_threads <= MAX_THREADS:
+        raise ValueError(f"n_threads is {n_threads}; it must be 1 to {MAX_THREADS}, or 0 for all")
     path, address = _target_of(target)
     threads = n_threads if n_threads is not None else _default_threads()
 
@@ -101,8 +107,13 @@ def load(
             raise
         choice = _lookup(f"drafter {choice.drafter} is not used: {error}")
         decoder = decoder_for(choice)
-    if choice.proposer is not None and not decoder.can_roll_back:
-        choice.proposer, choice.reason = None, decoder.no_roll_back_reason
+    reason = decoder.no_roll_back_reason
+    if not reason and decoder.is_recurrent and n_seq > 1:
+        # Tried with LFM2: rolled back states of several sequences at once went wrong in a few
+        # texts of a hundred; with one sequence none did.
+        reason = "recurrent states are rolled back reliably for one sequence only; pass n_seq=1"
+    if choice.proposer is not None and reason:
+        choice.proposer, choice.reason = None, reason
         choice.notices.append(f"speculation off: {choice.reason}")
     if n_ctx > decoder.n_ctx_train:
         choice.notices.append(
@@ -199,12 +210,14 @@ def _cost_table(
     table = load_cached(file, key)
     if table is None:
         has_drafter = choice.proposer == "drafter"
+        widest = decoder.n_seq * (1 + _n_verified(choice, "auto"))
+        max_width = min(PROFILE_WIDTH, widest, decoder.n_ctx)
         table = profile(
             decoder.time_step,
             decoder.time_draft if has_drafter else None,
-            max_width=min(PROFILE_WIDTH, decoder.n_seq * (1 + _n_verified(choice, "auto"))),
+            max_width=max_width,
             n_seq=decoder.n_seq,
-            depth=min(PROFILE_DEPTH, decoder.n_ctx // 2),
+            depth=min(PROFILE_DEPTH, decoder.n_ctx - max_width),
         )
         if table.is_noisy:
             choice.notices.append("the machine was busy while passes were timed: not kept")

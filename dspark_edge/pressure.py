@@ -1,6 +1,6 @@
 """What is given up while the machine is short of memory, coolness or time, and when it comes back.
 
-Owns the order of giving up (DESIGN section 4, Load), its limits and its timers: readings go in,
+Owns the order of giving up, its limits and its timers: readings go in,
 actions with a reason come out. Nothing in that order ends a running conversation.
 Refuses to know clocks, sensors, and how an action is carried out (the engine does, between rounds).
 """

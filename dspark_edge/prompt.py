@@ -25,16 +25,14 @@ class ChatTemplate:
         Raises ModelError when the template is empty or does not compile.
         """
         if not template.strip():
-            raise ModelError(
-                "model has no chat template; "
-                "pass plain prompts to generate() or give chat_template="
-            )
+            raise ModelError("model has no chat template; pass plain prompts to generate()")
         try:
             self._with_reply_opened = Jinja2ChatFormatter(template, eos, bos, True)
             self._without = Jinja2ChatFormatter(template, eos, bos, False)
         except Exception as error:  # jinja2 lets several kinds through: a template is a program
             raise ModelError(
-                f"chat template does not compile: {_one_line(error)}; give chat_template="
+                f"chat template does not compile ({_one_line(error)}); "
+                "pass plain prompts to generate()"
             ) from error
 
     def render(

@@ -26,7 +26,7 @@ class RoundPlan:
 
     @property
     def tps(self) -> float:
-        """Expected tokens per second of the round (theta in DESIGN section 4)."""
+        """Expected tokens per second of the round (theta)."""
         return self.expected_tokens / self.expected_s
 
 

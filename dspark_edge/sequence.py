@@ -51,6 +51,7 @@ class SamplingParams:
     ignore_eos: bool = False
 
     def __post_init__(self) -> None:
+        self._check_types()
         TextStream(self.stop)  # checks the stop strings
         if self.seed is not None and not 0 <= self.seed <= MAX_SEED:
             raise ValueError(f"seed is {self.seed}; it must be 0 to {MAX_SEED}")
@@ -64,8 +65,24 @@ class SamplingParams:
             if not 0 <= value <= MAX_COUNT:
                 raise ValueError(f"{name} is {value}; it must be 0 to {MAX_COUNT}")
         for token in self.logit_bias:
-            if not 0 <= token <= MAX_COUNT:
+            if not isinstance(token, int) or not 0 <= token <= MAX_COUNT:
                 raise ValueError(f"logit_bias has token {token}; ids are 0 to {MAX_COUNT}")
+
+    def _check_types(self) -> None:
+        for name in ("seed", "max_tokens", "logprobs", "top_k", "penalty_last_n"):
+            value = getattr(self, name)
+            if value is not None and (not isinstance(value, int) or isinstance(value, bool)):
+                raise ValueError(f"{name} is {value!r}; it must be a whole number")
+        for name in (
+            *("temperature", "top_p", "min_p"),
+            *("repeat_penalty", "frequency_penalty", "presence_penalty"),
+        ):
+            value = getattr(self, name)
+            if not isinstance(value, int | float) or isinstance(value, bool):
+                raise ValueError(f"{name} is {value!r}; it must be a number")
+        for stop in () if isinstance(self.stop, str) else self.stop:
+            if not isinstance(stop, str):
+                raise ValueError(f"stop holds {stop!r}; it must hold strings")
 
 
 @dataclass(slots=True)

@@ -138,8 +138,8 @@ class FakeDecoder:
 
     # ------------------------------------------------------------ text
 
-    def tokenize(self, text: str, add_special: bool = True) -> list[int]:
-        return list(text.encode())
+    def tokenize(self, text: bytes, add_special: bool = True) -> list[int]:
+        return list(text)
 
     def token_bytes(self, token: int, special: bool = False) -> bytes:
         if token < 256:

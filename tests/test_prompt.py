@@ -43,13 +43,13 @@ def test_more_keys_of_a_message_reach_the_template() -> None:
 
 @pytest.mark.parametrize("text", ["", " \n"])
 def test_a_model_without_a_template_says_the_way_out(text: str) -> None:
-    expected = r"no chat template; pass plain prompts to generate\(\) or give chat_template="
+    expected = r"no chat template; pass plain prompts to generate\(\)"
     with pytest.raises(ModelError, match=expected):
         a_template(text)
 
 
 def test_a_template_that_does_not_compile_is_the_models_fault() -> None:
-    with pytest.raises(ModelError, match=r"chat template does not compile: .*chat_template="):
+    with pytest.raises(ModelError, match=r"does not compile .*; pass plain prompts"):
         a_template("{% for m in messages %}")
 
 

@@ -1,6 +1,6 @@
 """Recorded texts: what was emitted, and at every position what was proposed and how much was right.
 
-The emitted text does not depend on drafts (DESIGN section 3), so one recording with a block at
+The emitted text does not depend on drafts, so one recording with a block at
 every position tells exactly what any policy would have gained on it.
 """
 
