@@ -31,7 +31,9 @@ class CMakeBuild(build_ext):
     def build_extension(self, ext: Extension) -> None:
         module = Path(self.get_ext_fullpath(ext.name)).resolve()
         build = Path(self.build_temp).resolve() / ext.name
-        build.mkdir(parents=True, exist_ok=True)
+        # CMake remembers the tools of pip's build environment, and that is another one each time.
+        shutil.rmtree(build, ignore_errors=True)
+        build.mkdir(parents=True)
         configure = [
             "cmake",
             "-S",
