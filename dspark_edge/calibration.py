@@ -17,14 +17,15 @@ import platformdirs
 
 from .confidence import (
     FEATURES,
-    PRIOR,
     PRIOR_PRECISION,
-    DraftLedger,
     DraftSignals,
     SurvivalModel,
     n_decided,
+    prior,
+    prior_precision,
 )
 from .files import fingerprint, write_atomically
+from .ledger import DraftLedger
 
 Array = npt.NDArray[np.float64]
 
@@ -101,14 +102,18 @@ def fit(recordings: Sequence[Recording], *, n_slots: int) -> SurvivalModel:
     x, right, slots = _rows(model, decided_blocks(recordings))
     if len(x) == 0:
         raise ValueError("the recordings decide no draft token; record longer texts")
-    shared = _newton(x, right, np.array(PRIOR), PRIOR_ROWS)
+    shared = _newton(x, right, np.array(prior(0)), PRIOR_ROWS)
     seen = np.any(x != 0.0, axis=0)
     for slot in range(n_slots):
         own = slots == slot
         weights = _newton(x[own], right[own], shared, SHARED_ROWS)
         curvature = _precision(x[own], weights)
-        precision = np.where(seen, np.clip(curvature, PRIOR_PRECISION, PRECISION_MAX), 1.0)
-        model.set_slot(slot, np.where(seen, weights, PRIOR).tolist(), precision.tolist())
+        curvature = np.clip(curvature, PRIOR_PRECISION, PRECISION_MAX)
+        model.set_slot(
+            slot,
+            np.where(seen, weights, prior(slot)).tolist(),
+            np.where(seen, curvature, prior_precision()).tolist(),
+        )
     return model
 
 

@@ -1,6 +1,6 @@
-"""From a draft's signals to survival, and from the emitted text back to what they were worth.
+"""From a draft's signals to survival: what each of its tokens has to be believed.
 
-Owns: the calibration of confidence per position, and the ledger that resolves drafts against text.
+Owns: the calibration of confidence per position, and how it learns.
 Refuses to know: the scheduler, the cost of anything, and where tokens come from.
 """
 
@@ -12,22 +12,28 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from operator import mul
 
-# One weight per feature. A drafter's tokens and those of lookup share only the last one, so one
-# model can serve both.
+# One weight per feature. A drafter's tokens and those of lookup share none, so that one model can
+# serve both.
 FEATURES = (
     "drafter",  # 1 for a drafter's token
     "confidence",  # logit of c_k
     "log_margin",  # certainty, where small differences count ...
     "margin",  # ... and where large ones do
+    "recent",  # logit of this sequence's recent acceptance
     "lookup",  # 1 for a token of lookup
     "match_len",
-    "recent",  # logit of this sequence's recent acceptance
+    "agreement",  # certainty of lookup
+    "recent_lookup",  # logit of this sequence's recent acceptance of lookup
 )
-Features = tuple[float, float, float, float, float, float, float]
-# 0.7: heads are over-confident. The certainty of a draw says more than a head. Lookup: a match of 2
-# tokens is right one time in three, one of 16 nearly always.
-PRIOR: Features = (0.0, 0.7, 0.5, 0.8, -1.3, 4.2, 0.5)
+Features = tuple[float, float, float, float, float, float, float, float, float]
+# 0.7: heads are over-confident. The certainty of a draw says more than a head.
+DRAFTER_PRIOR = (0.0, 0.7, 0.5, 0.8, 0.5)
+# Bias by slot, then one weight each: fit on the replies of SmolLM2 to our calibration prompts, at
+# temperatures 0, 0.7 and 1. What a match is worth depends on the text more than on the model.
+LOOKUP_BIASES = (-2.3, -1.8, -1.6, -1.4)
+LOOKUP_PRIOR = (3.4, 0.9, 0.1)
 PRIOR_PRECISION = 1.0
+LOOKUP_PRECISION = 20.0  # of its prior, which is a fit
 
 CONFIDENCE_EDGE = 1e-3  # a head that says 0 or 1 is read as this far from it
 MARGIN_MIDDLE = 1.0  # logits; speaks neither for nor against
@@ -36,13 +42,14 @@ MARGIN_MAX = 20.0
 MARGIN_UNIT = 2.0
 MATCH_LEN_MAX = 16
 MATCH_UNIT = math.log1p(MATCH_LEN_MAX)
+AGREEMENT_MAX = 4.0  # about 27 times one way, never another
 RECENT_START = 0.5
 RECENT_EDGE = 0.02
 RECENT_SMOOTHING = 0.25  # per slot; about the last draft
 FORGETTING = 0.995  # of past precision, so that learning never comes to rest
 STEP_MAX = 0.5  # of one weight in one step: curvature vanishes where the model is sure and wrong
 LOGIT_MAX = 12.0  # keeps every probability inside (0, 1)
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 
 
 @dataclass(slots=True)
@@ -51,7 +58,7 @@ class DraftSignals:
 
     confidence: c_k in 0..1 from the drafter's head, None without one.
     certainty: score margin of the drawn token over the runner-up, in logits at the drafting
-    temperature, at least 0; empty when the drafter has no scores (lookup).
+    temperature, at least 0; for lookup its agreement (LookupProposal); empty when there is none.
     match_len: length in tokens of the match that a lookup draft follows; 0 for a drafter's.
     recent: this sequence's recent acceptance when the draft was made (DraftLedger.recent); None
     where the caller keeps no history per sequence: then that of all sequences counts.
@@ -78,8 +85,8 @@ class SurvivalModel:
         """n_slots: longest draft in tokens. Raises ValueError when below 1."""
         if n_slots < 1:
             raise ValueError(f"n_slots {n_slots} is below 1; pass the drafter's block_size")
-        self._weights = [list(PRIOR) for _ in range(n_slots)]
-        self._precision = [[PRIOR_PRECISION] * len(PRIOR) for _ in range(n_slots)]
+        self._weights = [prior(slot) for slot in range(n_slots)]
+        self._precision = [prior_precision() for _ in range(n_slots)]
         self._counts = [(0, 0)] * n_slots
         self._lookup_counts = [(0, 0)] * n_slots
         self._recent = RECENT_START
@@ -140,11 +147,14 @@ class SurvivalModel:
         confidence = _one_per_token(signals.confidence, n_tokens, "confidence")
         certainty = _one_per_token(signals.certainty or None, n_tokens, "certainty")
         recent = _logit(self._recent if signals.recent is None else signals.recent, RECENT_EDGE)
-        is_lookup = signals.match_len > 0
-        match = math.log1p(min(signals.match_len, MATCH_LEN_MAX)) / MATCH_UNIT if is_lookup else 0.0
-        drafter, lookup = (0.0, 1.0) if is_lookup else (1.0, 0.0)
+        if signals.match_len > 0:
+            match = math.log1p(min(signals.match_len, MATCH_LEN_MAX)) / MATCH_UNIT
+            return [
+                (0.0, 0.0, 0.0, 0.0, 0.0, 1.0, match, _agreement_feature(odds), recent)
+                for odds in certainty
+            ]
         return [
-            (drafter, _confidence_feature(c), *_certainty_features(m), lookup, match, recent)
+            (1.0, _confidence_feature(c), *_certainty_features(m), recent, 0.0, 0.0, 0.0, 0.0)
             for c, m in zip(confidence, certainty, strict=True)
         ]
 
@@ -189,7 +199,7 @@ class SurvivalModel:
             if slot < len(weights):
                 model.set_slot(slot, weights[slot], precision[slot])
             else:
-                model.set_slot(slot, weights[-1], [PRIOR_PRECISION] * len(PRIOR))
+                model.set_slot(slot, weights[-1], prior_precision())
         return model
 
     def _learn(self, slot: int, x: Features, right: bool) -> None:
@@ -204,78 +214,21 @@ class SurvivalModel:
                 weights[i] -= min(max(step, -STEP_MAX), STEP_MAX)
 
 
-class DraftLedger:
-    """Resolves one sequence's drafts against its text as it arrives, verified or not.
+def prior(slot: int) -> list[float]:
+    """The weights of a slot (from 0) before any data, one per feature."""
+    bias = LOOKUP_BIASES[min(slot, len(LOOKUP_BIASES) - 1)]
+    return [*DRAFTER_PRIOR, bias, *LOOKUP_PRIOR]
 
-    The emitted text does not depend on drafts, so it decides every slot of a draft, the ones never
-    sent to the target included.
-    recent, recent_lookup: acceptance of the last few draft tokens of the drafter, and of lookup.
-    """
 
-    __slots__ = ("_open", "recent", "recent_lookup")
-
-    def __init__(self) -> None:
-        self._open: list[tuple[int, DraftSignals, int]] = []  # position, signals, n_correct so far
-        self.recent = RECENT_START
-        self.recent_lookup = RECENT_START
-
-    def record(self, position: int, signals: DraftSignals) -> None:
-        """Remember a draft; its token k (from 0) sits at absolute position `position` + k."""
-        if signals.tokens:
-            self._open.append((position, signals, 0))
-
-    def resolve(self, position: int, tokens: Sequence[int]) -> list[tuple[DraftSignals, int, int]]:
-        """Compare with the tokens emitted from `position` on.
-
-        Returns the drafts that are now decided, as (signals, n_correct, n_seen). A draft that the
-        text skips over (a gap in positions) ends with what was seen of it.
-        """
-        decided: list[tuple[DraftSignals, int, int]] = []
-        still_open: list[tuple[int, DraftSignals, int]] = []
-        for start, signals, n_correct in self._open:
-            n_ahead = start + n_correct - position  # text before the draft's next undecided token
-            gap = n_ahead < 0
-            n_equal, wrong = 0, False
-            if not gap:
-                n_equal, wrong = _agreement(signals.tokens[n_correct:], tokens[n_ahead:])
-            n_correct += n_equal
-            if gap or wrong or n_correct == len(signals.tokens):
-                decided.append((signals, n_correct, n_correct + wrong))
-            else:
-                still_open.append((start, signals, n_correct))
-        self._open = still_open
-        decided = [draft for draft in decided if draft[2] > 0]
-        for draft in decided:
-            self._remember(*draft)
-        return decided
-
-    def flush(self) -> list[tuple[DraftSignals, int, int]]:
-        """End of the sequence: the open drafts of which at least one token was seen."""
-        seen = [(signals, n, n) for _, signals, n in self._open if n > 0]
-        self._open = []
-        return seen
-
-    def _remember(self, signals: DraftSignals, n_correct: int, n_seen: int) -> None:
-        recent = self.recent_lookup if signals.match_len > 0 else self.recent
-        for slot in range(n_decided(n_correct, n_seen)):
-            recent += RECENT_SMOOTHING * ((slot < n_correct) - recent)
-        if signals.match_len > 0:
-            self.recent_lookup = recent
-        else:
-            self.recent = recent
+def prior_precision() -> list[float]:
+    """How firmly the weights of a prior are known, one precision per feature."""
+    n_lookup = 1 + len(LOOKUP_PRIOR)
+    return [PRIOR_PRECISION] * len(DRAFTER_PRIOR) + [LOOKUP_PRECISION] * n_lookup
 
 
 def n_decided(n_correct: int, n_seen: int) -> int:
     """Slots of a draft about which the text has spoken: the right ones and the first wrong one."""
     return min(n_correct + (n_correct < n_seen), n_seen)
-
-
-def _agreement(draft: Sequence[int], text: Sequence[int]) -> tuple[int, bool]:
-    """How many first tokens are equal, and whether the two then differ."""
-    for n, (drafted, emitted) in enumerate(zip(draft, text, strict=False)):
-        if drafted != emitted:
-            return n, True
-    return min(len(draft), len(text)), False
 
 
 def _one_per_token(values: list[float] | None, n_tokens: int, name: str) -> list[float]:
@@ -296,6 +249,10 @@ def _certainty_features(margin: float) -> tuple[float, float]:
         return 0.0, 0.0
     margin = min(max(margin, 0.0), MARGIN_MAX)
     return math.log1p(margin) - LOG_MARGIN_MIDDLE, (margin - MARGIN_MIDDLE) / MARGIN_UNIT
+
+
+def _agreement_feature(odds: float) -> float:
+    return 0.0 if math.isnan(odds) else min(max(odds, -AGREEMENT_MAX), AGREEMENT_MAX)
 
 
 def _logit(p: float, edge: float) -> float:

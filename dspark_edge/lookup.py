@@ -6,22 +6,30 @@ Refuses to know: models, text, and whether its drafts are used.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+NGRAM_LENS = (4, 3, 2)  # longest first
 MATCH_LEN_MAX = 16
+
+# n-gram -> position of the token that followed it last, and how many tokens have followed it
+Index = dict[tuple[int, ...], tuple[int, int]]
 
 
 @dataclass(slots=True)
 class LookupProposal:
-    """Draft tokens (maybe none) and the length of the match that they follow.
+    """Draft tokens (maybe none), the length of the match that they follow, and their record.
 
-    match_len: how many last tokens of the sequence equal those before the copied place, up to 16;
-    at least ngram_min when there are draft tokens, else 0.
+    match_len: how many last tokens of the sequence equal those before the copied place, 2 to 16;
+    0 when there are no draft tokens.
+    agreement: for each draft token, the log odds that it is what follows the two tokens before it,
+    counted over the sequence so far (half a count is added to both sides).
     """
 
     tokens: list[int]
     match_len: int
+    agreement: list[float] = field(default_factory=list)
 
 
 class LookupDrafter:
@@ -29,18 +37,9 @@ class LookupDrafter:
 
     __slots__ = ("_index", "_tokens")
 
-    def __init__(self, *, ngram_max: int = 4, ngram_min: int = 2) -> None:
-        """Raises ValueError unless 1 <= ngram_min <= ngram_max <= 16."""
-        if not 1 <= ngram_min <= ngram_max <= MATCH_LEN_MAX:
-            raise ValueError(
-                f"ngram_min {ngram_min} and ngram_max {ngram_max} "
-                f"must satisfy 1 <= min <= max <= {MATCH_LEN_MAX}"
-            )
+    def __init__(self) -> None:
         self._tokens: list[int] = []
-        # For each length, longest first: n-gram -> position of the token that followed it last.
-        self._index: dict[int, dict[tuple[int, ...], int]] = {
-            n: {} for n in range(ngram_max, ngram_min - 1, -1)
-        }
+        self._index: dict[int, Index] = {n: {} for n in NGRAM_LENS}
 
     def __len__(self) -> int:
         return len(self._tokens)
@@ -50,24 +49,12 @@ class LookupDrafter:
         for token in tokens:
             end = len(self._tokens)
             # An n-gram enters the index once a token follows it: the tail never finds itself.
-            for n, followed_at in self._index.items():
+            for n, followed in self._index.items():
                 if n <= end:
-                    followed_at[tuple(self._tokens[end - n :])] = end
+                    ngram = tuple(self._tokens[end - n :])
+                    _, n_times = followed.get(ngram, (0, 0))
+                    followed[ngram] = (end, n_times + 1)
             self._tokens.append(token)
-
-    def truncate(self, n_tokens: int) -> None:
-        """Keep the first n_tokens. Indexes them anew: a rewind is rare.
-
-        Raises ValueError when n_tokens is negative or more than the sequence has.
-        """
-        if not 0 <= n_tokens <= len(self):
-            raise ValueError(f"n_tokens {n_tokens} is outside the sequence of {len(self)} tokens")
-        if n_tokens == len(self):
-            return
-        kept, self._tokens = self._tokens[:n_tokens], []
-        for followed_at in self._index.values():
-            followed_at.clear()
-        self.extend(kept)
 
     def propose(self, n_max: int) -> LookupProposal:
         """Up to n_max draft tokens for the positions after the sequence.
@@ -80,14 +67,14 @@ class LookupDrafter:
         # Copying past the end repeats the last `period` tokens (LZ77's overlapping copy).
         period = len(self) - copy_from
         tokens = [self._tokens[copy_from + k % period] for k in range(n_max)]
-        return LookupProposal(tokens=tokens, match_len=self._match_len(copy_from))
+        return LookupProposal(tokens, self._match_len(copy_from), self._agreement(tokens))
 
     def _find(self) -> int | None:
-        for n, followed_at in self._index.items():
+        for n, followed in self._index.items():
             if n <= len(self):
-                copy_from = followed_at.get(tuple(self._tokens[-n:]))
-                if copy_from is not None:
-                    return copy_from
+                found = followed.get(tuple(self._tokens[-n:]))
+                if found is not None:
+                    return found[0]
         return None
 
     def _match_len(self, copy_from: int) -> int:
@@ -98,3 +85,15 @@ class LookupDrafter:
         ):
             n += 1
         return n
+
+    def _agreement(self, tokens: Sequence[int]) -> list[float]:
+        pairs, triples = self._index[2], self._index[3]
+        a, b = self._tokens[-2:]
+        agreement = []
+        for token in tokens:
+            # A token's own occurrence at the end of the sequence is in no count: nothing follows.
+            n_all = pairs.get((a, b), (0, 0))[1]
+            n_same = min(triples.get((a, b, token), (0, 0))[1], n_all)
+            agreement.append(math.log((n_same + 0.5) / (n_all - n_same + 0.5)))
+            a, b = b, token
+        return agreement

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
-from .confidence import DraftLedger
+from .ledger import DraftLedger
 from .lookup import LookupDrafter
 from .text import TextStream
 

@@ -319,7 +319,9 @@ class Speculation:
             request.lookup.extend(request.tokens[len(request.lookup) :])
             found = request.lookup.propose(self._n_lookup)
             recent = request.ledger.recent_lookup
-            signals.append(DraftSignals(found.tokens, None, [], found.match_len, recent))
+            signals.append(
+                DraftSignals(found.tokens, None, found.agreement, found.match_len, recent)
+            )
         self._record("lookup", requests, signals)
         return signals
 

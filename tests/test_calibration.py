@@ -22,7 +22,7 @@ from dspark_edge.calibration import (
     load_calibration,
     save_calibration,
 )
-from dspark_edge.confidence import FEATURES, PRIOR, DraftSignals, SurvivalModel
+from dspark_edge.confidence import FEATURES, DraftSignals, SurvivalModel, prior, prior_precision
 from dspark_edge.models import find_drafter, target_path
 from dspark_edge.reliability import judge, judge_head, reliability
 
@@ -149,11 +149,11 @@ def test_a_known_miscalibration_is_undone_on_texts_not_fitted(has_head: bool) ->
 
 def test_a_fit_leaves_what_it_did_not_see_at_the_prior() -> None:
     model = fit(miscalibrated(1, n_texts=20), n_slots=N_SLOTS)
-    lookup = [FEATURES.index("lookup"), FEATURES.index("match_len")]
+    first = FEATURES.index("lookup")
     weights, precision = model.to_json()["weights"], model.to_json()["precision"]
     for slot in range(N_SLOTS):
-        assert [weights[slot][i] for i in lookup] == [PRIOR[i] for i in lookup]  # type: ignore[index]
-        assert [precision[slot][i] for i in lookup] == [1.0, 1.0]  # type: ignore[index]
+        assert weights[slot][first:] == prior(slot)[first:]  # type: ignore[index]
+        assert precision[slot][first:] == prior_precision()[first:]  # type: ignore[index]
 
 
 def test_a_slot_that_no_block_reached_leans_on_the_others() -> None:

@@ -10,7 +10,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dspark_edge.confidence import FEATURES, PRIOR, DraftLedger, DraftSignals, SurvivalModel
+from dspark_edge.confidence import (
+    FEATURES,
+    LOOKUP_BIASES,
+    LOOKUP_PRIOR,
+    DraftSignals,
+    SurvivalModel,
+    prior,
+    prior_precision,
+)
+from dspark_edge.ledger import DraftLedger
 
 Decided = list[tuple[DraftSignals, int, int]]
 
@@ -42,8 +51,18 @@ def test_a_longer_match_promises_more() -> None:
         model.survival(DraftSignals([5], confidence=None, certainty=[], match_len=n))[0]
         for n in (2, 16)
     )
-    assert short == pytest.approx(1 / (1 + math.exp(1.3 - 4.2 * math.log(3) / math.log(17))))
-    assert long == pytest.approx(1 / (1 + math.exp(1.3 - 4.2)))
+    bias, weight = LOOKUP_BIASES[0], LOOKUP_PRIOR[0]
+    assert short == pytest.approx(1 / (1 + math.exp(-bias - weight * math.log(3) / math.log(17))))
+    assert long == pytest.approx(1 / (1 + math.exp(-bias - weight)))
+
+
+def test_a_token_that_mostly_followed_promises_more() -> None:
+    model = SurvivalModel(1)
+    rare, usual, silent = (
+        model.survival(DraftSignals([5], confidence=None, certainty=odds, match_len=4))[0]
+        for odds in ([-2.0], [2.0], [])
+    )
+    assert rare < silent < usual
 
 
 def test_an_empty_draft_has_no_survival() -> None:
@@ -193,7 +212,7 @@ def test_one_wild_draft_moves_a_weight_by_half_at_most() -> None:
     model.observe(DraftSignals([1], [0.999999], [1e9], recent=0.99), 0, 1)
     moved = [
         abs(w - p)
-        for w, p in zip(model.to_json()["weights"][0], PRIOR, strict=True)  # type: ignore[index]
+        for w, p in zip(model.to_json()["weights"][0], prior(0), strict=True)  # type: ignore[index]
     ]
     assert 0.0 < max(moved) <= 0.5
 
@@ -216,12 +235,12 @@ def test_slots_beyond_a_fit_begin_like_its_last_one_but_learn_faster() -> None:
     assert model.n_slots == 3
     weights, precision = model.to_json()["weights"], model.to_json()["precision"]
     assert weights[2] == weights[1] == [1.0] * len(FEATURES)  # type: ignore[index]
-    assert precision[1:] == [[100.0] * len(FEATURES), [1.0] * len(FEATURES)]  # type: ignore[index]
+    assert precision[1:] == [[100.0] * len(FEATURES), prior_precision()]  # type: ignore[index]
 
 
 def test_what_an_offline_fit_knows_firmly_moves_little() -> None:
     loose, firm = SurvivalModel(1), SurvivalModel(1)
-    firm.set_slot(0, PRIOR, [100.0] * len(FEATURES))
+    firm.set_slot(0, prior(0), [100.0] * len(FEATURES))
     for model in (loose, firm):
         model.observe(a_draft(1), 0, 1)
     assert 0.5 > firm.survival(a_draft(1))[0] > 0.4
@@ -231,7 +250,7 @@ def test_what_an_offline_fit_knows_firmly_moves_little() -> None:
 @pytest.mark.parametrize(
     "change",
     [
-        {"version": 2},
+        {"version": 1},
         {"features": ["bias"]},
         {"weights": None},
         {"weights": []},

@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dspark_edge.confidence import DraftLedger, DraftSignals, SurvivalModel
+from dspark_edge.confidence import DraftSignals, SurvivalModel
+from dspark_edge.ledger import DraftLedger
 from dspark_edge.scheduler import MAX_GAIN, Parking, RoundPlan, choose_lengths
 
 # Seconds by batch_tokens, measured on a 2-core CPU: 8 is cheaper than 7.

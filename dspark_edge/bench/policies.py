@@ -11,8 +11,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol, TypeAlias
 
-from ..confidence import DraftLedger, DraftSignals, SurvivalModel
+from ..confidence import DraftSignals, SurvivalModel
 from ..cost import DEPTH_STEP, CostTable
+from ..ledger import DraftLedger
 from ..scheduler import Parking, RoundPlan, choose_lengths
 from ..speculation import MIN_GAIN, PROBE_COST, PROBE_EVERY
 from .recorded import Proposal
@@ -101,7 +102,7 @@ class Threshold(Fixed):
 
 
 def stated_confidence(signals: DraftSignals) -> list[float]:
-    """c_k as the proposer says it: its head, else the margin's odds, else the match's length."""
+    """c_k as the proposer says it: its head, else its certainty as odds, else the match's length."""
     if signals.confidence is not None:
         return signals.confidence
     if signals.certainty:
