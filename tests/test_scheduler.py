@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from dspark_edge.confidence import DraftSignals, SurvivalModel
 from dspark_edge.ledger import DraftLedger
-from dspark_edge.scheduler import MAX_GAIN, Parking, RoundPlan, choose_lengths
+from dspark_edge.parking import MAX_GAIN, Parking
+from dspark_edge.scheduler import RoundPlan, choose_lengths
 
 # Seconds by batch_tokens, measured on a 2-core CPU: 8 is cheaper than 7.
 JAGGED_S = {1: 0.0147, 2: 0.021, 3: 0.027, 4: 0.0329, 5: 0.0519, 6: 0.057, 7: 0.0613, 8: 0.049}

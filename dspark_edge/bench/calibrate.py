@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ..calibration import Recording, fit, save_calibration
+from ..calibration import Calibration, Recording, fit, save_calibration, typical_rows
 from ..confidence import SurvivalModel
 from ..reliability import N_BINS, Judgement, judge, judge_head
 from .block_recorder import Recorder, read_prompts
@@ -34,7 +34,8 @@ def calibrate(args: argparse.Namespace) -> dict[str, Any]:
 
         fitted = record(args.prompts.stem, prompts)
         model = fit(fitted, n_slots=recorder.n_draft)
-        path = save_calibration(recorder.drafter, model)
+        calibration = Calibration(model, typical_rows(model, fitted))
+        path = save_calibration(recorder.drafter, calibration)
         say(f"written to {path}")
         held_out = [r for name, texts in holdout.items() for r in record(name, texts)]
         report: dict[str, Any] = {

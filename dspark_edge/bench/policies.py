@@ -9,18 +9,18 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol, TypeAlias
+from typing import Protocol
 
+from ..competition import Competition
 from ..confidence import DraftSignals, SurvivalModel
 from ..cost import DEPTH_STEP, CostTable
 from ..ledger import DraftLedger
-from ..scheduler import Parking, RoundPlan, choose_lengths
-from ..speculation import MIN_GAIN, PROBE_COST, PROBE_EVERY
+from ..scheduler import RoundPlan, choose_lengths
 from .recorded import Proposal
 
 
 class Times:
-    """A cost table's times, remembered; they depend on depth by bucket only."""
+    """A cost table's times (Costs), remembered; they depend on depth by bucket only."""
 
     __slots__ = ("_verify", "table")
 
@@ -34,10 +34,16 @@ class Times:
             self._verify[key] = self.table.verify_s(batch_tokens, depth)
         return self._verify[key]
 
+    def draft_s(self, n_seq: int) -> float:
+        return self.table.draft_s(n_seq) if n_seq else 0.0
+
+    @property
+    def other_s(self) -> float:
+        return self.table.other_s
+
     def round_s(self, batch_tokens: int, depth: int, n_drafting: int) -> float:
         """A whole round; n_drafting: sequences in the drafter's pass, 0 without one."""
-        draft_s = self.table.draft_s(n_drafting) if n_drafting else 0.0
-        return draft_s + self.verify_s(batch_tokens, depth) + self.table.other_s
+        return self.draft_s(n_drafting) + self.verify_s(batch_tokens, depth) + self.other_s
 
 
 @dataclass(slots=True, frozen=True)
@@ -51,9 +57,9 @@ class Offer:
 
 @dataclass(slots=True, frozen=True)
 class Choice:
-    """What one round does: whether the drafter runs, and what is verified of which proposal."""
+    """What one round does: for how many the drafter runs, and what is verified of what."""
 
-    drafted: bool
+    drafted: int
     verify: list[tuple[Proposal | None, int]]
 
 
@@ -75,7 +81,7 @@ class Fixed:
     def choose(self, offers: Sequence[Offer], times: Times) -> Choice:
         proposals = [offer.proposals.get(self._proposer) for offer in offers]
         return Choice(
-            drafted=self._proposer == "drafter" and any(proposals),
+            drafted=len(offers) if self._proposer == "drafter" and any(proposals) else 0,
             verify=[(p, self._length(p.signals) if p else 0) for p in proposals],
         )
 
@@ -102,7 +108,7 @@ class Threshold(Fixed):
 
 
 def stated_confidence(signals: DraftSignals) -> list[float]:
-    """c_k as the proposer says it: its head, else its certainty as odds, else the match's length."""
+    """c_k as the proposer says it: its head, its certainty as odds, or the match's length."""
     if signals.confidence is not None:
         return signals.confidence
     if signals.certainty:
@@ -150,12 +156,12 @@ class Algorithm1(Learner):
     def choose(self, offers: Sequence[Offer], times: Times) -> Choice:
         proposals = [offer.proposals.get(self._proposer) for offer in offers]
         rows = [self.survival(o, p) if p else [] for o, p in zip(offers, proposals, strict=True)]
-        drafted = self._proposer == "drafter" and any(proposals)
-        depth, n_drafting = depth_of(offers), len(offers) if drafted else 0
+        n_drafting = len(offers) if self._proposer == "drafter" and any(proposals) else 0
+        depth = depth_of(offers)
         lengths = admit_while_rising(
             rows, lambda batch_tokens: times.round_s(batch_tokens, depth, n_drafting)
         )
-        return Choice(drafted, list(zip(proposals, lengths, strict=True)))
+        return Choice(n_drafting, list(zip(proposals, lengths, strict=True)))
 
 
 def admit_while_rising(
@@ -175,48 +181,44 @@ def admit_while_rising(
     return lengths
 
 
-Pick: TypeAlias = "tuple[Proposal | None, list[float]]"  # a proposal with its survival
-
-
 class Ours(Learner):
-    """choose_lengths over calibrated survival; lookup and the drafter compete; parks and probes."""
+    """What the engine does: the same competition, on the same numbers."""
 
-    def __init__(self, model: SurvivalModel, times: Times) -> None:
+    def __init__(
+        self, model: SurvivalModel, times: Times, typical: Sequence[Sequence[float]] = ()
+    ) -> None:
         super().__init__(model)
-        share = times.table.draft_s(1) / (PROBE_COST * times.verify_s(1, 0))
-        self._parking = Parking(probe_every=max(PROBE_EVERY, math.ceil(share)))
+        self._competition = Competition(times, typical=typical)
 
     def choose(self, offers: Sequence[Offer], times: Times) -> Choice:
-        depth = depth_of(offers)
+        looked = [self._pick(offer, "lookup") for offer in offers]
+        wanted = self._competition.wants(
+            [offer.sequence for offer in offers],
+            [row for _, row in looked],
+            depth=depth_of(offers),
+            max_batch_tokens=sum(1 + _longest(offer) for offer in offers),
+            may_draft=any("drafter" in offer.proposals for offer in offers),
+        )
+        drafted = {r: self._pick(offers[r], "drafter") for r in wanted}
+        choice = self._competition.choose({r: row for r, (_, row) in drafted.items()})
+        picks = [(drafted if takes else looked)[r] for r, takes in enumerate(choice.takes_draft)]
+        lengths = choice.plan.verify_lens
+        return Choice(
+            drafted=len(wanted),
+            verify=[(proposal, n) for (proposal, _), n in zip(picks, lengths, strict=True)],
+        )
 
-        def plan(rows: Sequence[Sequence[float]], draft_s: float) -> RoundPlan:
-            return choose_lengths(
-                rows,
-                lambda batch_tokens: times.verify_s(batch_tokens, depth),
-                draft_s=draft_s,
-                other_s=times.table.other_s,
-                max_batch_tokens=len(rows) + sum(map(len, rows)),
-                min_gain=MIN_GAIN,
-            )
-
-        picks = [self._pick(offer, "lookup") for offer in offers]
-        chosen = free = plan([row for _, row in picks], 0.0)
-        has_drafter = any("drafter" in offer.proposals for offer in offers)
-        drafted = has_drafter and self._parking.wants_draft()
-        if drafted:
-            draft_s = times.table.draft_s(len(offers))
-            for r, offer in enumerate(offers):
-                rival = self._pick(offer, "drafter")
-                if plan([rival[1]], draft_s).tps > plan([picks[r][1]], draft_s).tps:
-                    picks[r] = rival
-            chosen = plan([row for _, row in picks], draft_s)
-            self._parking.observe(chosen.tps / free.tps)
-        proposals = [proposal for proposal, _ in picks]
-        return Choice(drafted, list(zip(proposals, chosen.verify_lens, strict=True)))
-
-    def _pick(self, offer: Offer, proposer: str) -> Pick:
+    def _pick(self, offer: Offer, proposer: str) -> tuple[Proposal | None, list[float]]:
         proposal = offer.proposals.get(proposer)
         return (proposal, self.survival(offer, proposal)) if proposal else (None, [])
+
+    def finish(self, sequence: int) -> None:
+        super().finish(sequence)
+        self._competition.finish(sequence)
+
+
+def _longest(offer: Offer) -> int:
+    return max((len(p.signals.tokens) for p in offer.proposals.values()), default=0)
 
 
 class Oracle:
@@ -241,7 +243,9 @@ class Oracle:
             other_s=times.table.other_s,
             max_batch_tokens=len(offers) + sum(len(p.signals.tokens) for p in proposals if p),
         )
-        return plan, Choice(drafted, list(zip(proposals, plan.verify_lens, strict=True)))
+        return plan, Choice(
+            len(offers) if drafted else 0, list(zip(proposals, plan.verify_lens, strict=True))
+        )
 
     def learn(self, sequence: int, position: int, tokens: Sequence[int]) -> None:
         return

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ..calibration import Calibration, calibration_of
 from ..confidence import SurvivalModel
 from ..trace import read_trace
 from .costs import NamedCost, load_cost, shipped_costs
@@ -98,11 +99,10 @@ def simulate(texts: Sequence[Text], policy: Policy, times: Times, n_seq: int = 1
 
 def _account(outcome: Outcome, offers: Sequence[Offer], choice: Choice, times: Times) -> None:
     n_verified = sum(verify_len for _, verify_len in choice.verify)
-    n_drafting = len(offers) if choice.drafted else 0
-    outcome.seconds += times.round_s(len(offers) + n_verified, depth_of(offers), n_drafting)
+    outcome.seconds += times.round_s(len(offers) + n_verified, depth_of(offers), choice.drafted)
     outcome.n_rounds += 1
     outcome.n_turns += len(offers)
-    outcome.n_drafted += choice.drafted
+    outcome.n_drafted += choice.drafted > 0
     outcome.n_verified += n_verified
 
 
@@ -121,7 +121,7 @@ class BestPath:
         name, verify_len = self._steps[offer.sequence][
             offer.position - self._starts[offer.sequence]
         ]
-        return Choice(name == "drafter", [(offer.proposals.get(name), verify_len)])
+        return Choice(int(name == "drafter"), [(offer.proposals.get(name), verify_len)])
 
     def learn(self, sequence: int, position: int, tokens: Sequence[int]) -> None:
         return
@@ -153,20 +153,20 @@ def _best_steps(text: Text, times: Times) -> list[tuple[str, int]]:
 
 
 def compare(
-    texts: Sequence[Text], cost: NamedCost, n_seq: int = 1, fit: object = None
+    texts: Sequence[Text], cost: NamedCost, n_seq: int = 1, fit: Calibration | None = None
 ) -> dict[str, Any]:
     """Every policy on one cost table. `best` is the best policy in hindsight, oracle left out.
 
-    fit: SurvivalModel.to_json() of an offline calibration to start from; None: start untaught.
+    fit: an offline calibration to start from; None: start untaught.
     """
     times = Times(cost.table)
     n_slots = _n_slots(texts)
 
     def model() -> SurvivalModel:
         longest = max(n_slots.values())
-        return (
-            SurvivalModel(longest) if fit is None else SurvivalModel.from_json(fit, n_slots=longest)
-        )
+        if fit is None:
+            return SurvivalModel(longest)
+        return SurvivalModel.from_json(fit.survival.to_json(), n_slots=longest)
 
     def run(policy: Policy) -> Outcome:
         return simulate(texts, policy, times, n_seq)
@@ -180,7 +180,7 @@ def compare(
         name = f"{proposer}, threshold {best:g} (best of {len(THRESHOLDS)})"
         outcomes[name] = tried[best]
         outcomes[f"{proposer}, algorithm 1"] = run(Algorithm1(proposer, model()))
-    outcomes["ours"] = run(Ours(model(), times))
+    outcomes["ours"] = run(Ours(model(), times, fit.typical if fit else ()))
     oracle = run(BestPath(texts, times) if n_seq == 1 else Oracle())
     return _comparison(cost, outcomes, oracle)
 
@@ -233,7 +233,7 @@ def replay(args: argparse.Namespace) -> dict[str, Any]:
         raise ValueError(f"--sequences is {args.sequences}; it must be at least 1")
     texts = [text for path in args.traces for text in texts_of(read_trace(path))]
     costs = [load_cost(name) for name in args.cost or shipped_costs()]
-    fit = _fit(args.calibration) if args.calibration else None
+    fit = _calibration(args.calibration) if args.calibration else None
     n_tokens = sum(len(text.tokens) for text in texts)
     say(f"{len(texts)} texts, {n_tokens} tokens, {args.sequences} side by side")
     tables = []
@@ -249,12 +249,9 @@ def replay(args: argparse.Namespace) -> dict[str, Any]:
     }
 
 
-def _fit(path: str) -> object:
-    """The survival model that bench calibrate wrote."""
-    saved = json.loads(Path(path).read_text("utf-8"))
-    fit = saved.get("survival") if isinstance(saved, dict) else None
-    SurvivalModel.from_json(fit)
-    return fit
+def _calibration(path: str) -> Calibration:
+    """What bench calibrate wrote."""
+    return calibration_of(json.loads(Path(path).read_text("utf-8")))
 
 
 COLUMNS: tuple[tuple[str, str, Callable[[float], str]], ...] = (

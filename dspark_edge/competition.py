@@ -1,0 +1,248 @@
+"""Who proposes this round, for which sequences, and how much of it is verified.
+
+Lookup is free and the drafter's pass has to earn its time, so lookup is asked first. The engine and
+the replay simulator both decide by this. Refuses to know: tokens, models and clocks.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import Protocol
+
+from .parking import Parking
+from .scheduler import RoundPlan, choose_lengths
+
+MIN_GAIN = 1.05  # that verifying drafts must promise, over verifying none
+PROBE_COST = 0.01  # share of plain decoding that probes may cost while parked
+PROBE_EVERY = 32  # rounds; at least
+TYPICAL_ROWS = 256  # last blocks that say what drafting promises with another number of sequences
+WORTH_SMOOTHING = 1 / 8
+WORTH_DRAFTS = 6  # of a sequence, before it is parked on its own
+RESUME_MARGIN = 1.2  # over the price, for a sequence that was parked on its own
+
+Row = Sequence[float]  # a_1.. of one block, as far as there is room for it; empty: no block
+
+
+class Costs(Protocol):
+    """The part of a CostTable that decides."""
+
+    @property
+    def other_s(self) -> float: ...
+    def verify_s(self, batch_tokens: int, depth: int) -> float: ...
+    def draft_s(self, n_seq: int) -> float: ...
+
+
+@dataclass(slots=True)
+class Choice:
+    """takes_draft: for each sequence, whether its tokens come from the drafter rather than lookup.
+
+    alternatives: nothing verified, the best without the drafter, and the best with it if it ran.
+    """
+
+    plan: RoundPlan
+    takes_draft: list[bool]
+    alternatives: list[RoundPlan]
+
+
+@dataclass(slots=True)
+class _Worth:
+    """What the drafts of one sequence gain, in tokens a round, the time to verify them paid."""
+
+    mean: float = 0.0
+    n_drafts: int = 0
+    is_parked: bool = False
+
+    def observe(self, worth: float) -> None:
+        self.n_drafts += 1
+        self.mean += max(WORTH_SMOOTHING, 1.0 / self.n_drafts) * (worth - self.mean)
+
+    def pays(self, price: float) -> bool:
+        """Whether a draft gains more than it costs; price: tokens that its time would give."""
+        if self.n_drafts >= WORTH_DRAFTS:
+            self.is_parked = self.mean < price * (RESUME_MARGIN if self.is_parked else 1.0)
+        return not self.is_parked
+
+
+@dataclass(slots=True)
+class _Round:
+    """What is known of the round between asking the drafter and choosing."""
+
+    keys: Sequence[Hashable]
+    lookup: Sequence[Row]
+    depth: int
+    max_batch_tokens: int
+    plain: RoundPlan
+    without: RoundPlan
+
+
+class Competition:
+    """Each round: `wants` says whom to draft for, then `choose` what to verify.
+
+    bar: how many times plain decoding's speed drafts must promise (1 on mains power). typical: rows
+    of an offline calibration; they say from the start whether drafting can pay here.
+    """
+
+    __slots__ = (
+        "_costs",
+        "_has_drafter",
+        "_n_rounds",
+        "_n_seq",
+        "_parkings",
+        "_round",
+        "_typical",
+        "_worth",
+        "bar",
+    )
+
+    def __init__(
+        self, costs: Costs, *, has_drafter: bool = True, typical: Sequence[Row] = ()
+    ) -> None:
+        self.bar = 1.0
+        self._costs = costs
+        self._has_drafter = has_drafter
+        self._typical: deque[Row] = deque(typical, maxlen=TYPICAL_ROWS)
+        self._parkings: dict[int, Parking] = {}  # by number of sequences: their costs differ
+        self._worth: dict[Hashable, _Worth] = {}
+        self._n_seq = 1
+        self._n_rounds = 0
+        self._round: _Round | None = None
+
+    @property
+    def reason(self) -> str:
+        """Whether the drafter drafts, and why."""
+        reason = self._parking(self._n_seq).reason
+        n_parked = sum(worth.is_parked for worth in self._worth.values())
+        return f"{reason}, {n_parked} sequences parked" if n_parked else reason
+
+    @property
+    def is_probe(self) -> bool:
+        """Whether the draft of this round only asks if drafting would pay again."""
+        parking = self._parkings.get(self._n_seq)
+        return parking is not None and parking.is_probe
+
+    def wants(
+        self,
+        keys: Sequence[Hashable],
+        lookup: Sequence[Row],
+        *,
+        depth: int,
+        max_batch_tokens: int,
+        may_draft: bool = True,
+    ) -> list[int]:
+        """Indices of the sequences to draft for, given what lookup offers each of them.
+
+        keys: names of the sequences. depth: tokens in the deepest cache.
+        """
+        n_seq = self._n_seq = len(keys)
+        nothing: list[Row] = [()] * n_seq
+        plain = without = self._weigh(nothing, depth, max_batch_tokens)
+        if any(lookup):
+            without = self._weigh(lookup, depth, max_batch_tokens)
+        self._round = _Round(keys, lookup, depth, max_batch_tokens, plain, without)
+        if not self._has_drafter or not may_draft or max_batch_tokens <= n_seq:
+            return []
+        parking = self._parking(n_seq)
+        parking.probe_every = self._probe_every(n_seq)
+        self._n_rounds += 1
+        if not parking.wants_draft():
+            return []
+        if parking.is_probe or self._n_rounds % parking.probe_every == 0:
+            return list(range(n_seq))
+        return self._worth_drafting(self._round)
+
+    def _worth_drafting(self, now: _Round) -> list[int]:
+        """The sequences whose drafts usually gain more than lookup offers and than they cost."""
+        n_seq, tps = len(now.keys), now.without.tps
+        own_s = self._costs.draft_s(n_seq) - self._costs.draft_s(n_seq - 1) if n_seq > 1 else 0.0
+        looked = [self._worth_of(row, now) for row in now.lookup]
+        chosen, gain, is_known = [], 0.0, True
+        for r, key in enumerate(now.keys):
+            worth = self._worth.setdefault(key, _Worth())
+            is_new = worth.n_drafts == 0
+            if worth.pays(tps * max(own_s, 0.0)) and (is_new or worth.mean >= looked[r]):
+                chosen.append(r)
+                gain += worth.mean - looked[r]
+                is_known = is_known and not is_new
+        if is_known and any(looked) and gain <= tps * self._costs.draft_s(len(chosen)):
+            return []  # lookup has found so much that a pass for what is left would not pay
+        return chosen
+
+    def choose(self, drafts: Mapping[int, Row]) -> Choice:
+        """What to verify; drafts: rows of the sequences that were drafted for, by their index.
+
+        Raises ValueError unless `wants` has begun the round.
+        """
+        now, self._round = self._round, None
+        if now is None:
+            raise ValueError("no round has begun; ask whom to draft for first")
+        takes_draft = [False] * len(now.keys)
+        if not drafts:
+            return Choice(now.without, takes_draft, [now.plain, now.without])
+        rows = list(now.lookup)
+        for r, row in drafts.items():
+            worth, rival = self._worth_of(row, now), self._worth_of(rows[r], now)
+            self._worth.setdefault(now.keys[r], _Worth()).observe(worth)
+            self._typical.append(row)
+            if row and (not rows[r] or worth >= rival):
+                takes_draft[r], rows[r] = True, row
+        draft_s = self._costs.draft_s(len(drafts))
+        plan = self._weigh(rows, now.depth, now.max_batch_tokens, draft_s=draft_s)
+        gain = plan.tps / (self.bar * now.without.tps)
+        self._parking(len(now.keys)).observe(gain, len(drafts))
+        return Choice(plan, takes_draft, [now.plain, now.without, plan])
+
+    def finish(self, key: Hashable) -> None:
+        """The sequence has ended."""
+        self._worth.pop(key, None)
+
+    # ------------------------------------------------------------ numbers
+
+    def _weigh(
+        self, rows: Sequence[Row], depth: int, max_batch_tokens: int, *, draft_s: float = 0.0
+    ) -> RoundPlan:
+        return choose_lengths(
+            rows,
+            lambda batch_tokens: self._costs.verify_s(batch_tokens, depth),
+            draft_s=draft_s,
+            other_s=self._costs.other_s,
+            max_batch_tokens=max_batch_tokens,
+            min_gain=MIN_GAIN * self.bar,
+        )
+
+    def _worth_of(self, row: Row, now: _Round) -> float:
+        """The most tokens that a row can gain, the time of verifying them priced in tokens."""
+        n_seq, tps, best = len(now.keys), now.without.tps, 0.0
+        anchors_s = self._costs.verify_s(n_seq, now.depth)
+        for n, gained in enumerate(accumulate(row), start=1):
+            extra_s = self._costs.verify_s(n_seq + n, now.depth) - anchors_s
+            best = max(best, gained - tps * extra_s)
+        return best
+
+    def _parking(self, n_seq: int) -> Parking:
+        """The state for this many sequences; it starts from what the last blocks promise there."""
+        if n_seq not in self._parkings:
+            parking = self._parkings[n_seq] = Parking(probe_every=self._probe_every(n_seq))
+            if len(self._typical) >= parking.min_drafts:
+                parking.start([self._gain_of(row, n_seq) for row in self._typical])
+        return self._parkings[n_seq]
+
+    def _gain_of(self, row: Row, n_seq: int) -> float:
+        """Over plain decoding, if all of n_seq sequences had drafts like this one."""
+        costs = self._costs
+        fixed_s = costs.draft_s(n_seq) + costs.other_s
+        plain_s = costs.verify_s(n_seq, 0)
+        best = 1.0 / (fixed_s + plain_s)
+        for n, gained in enumerate(accumulate(row), start=1):
+            best = max(best, (1.0 + gained) / (fixed_s + costs.verify_s(n_seq * (1 + n), 0)))
+        return best * (plain_s + costs.other_s) / self.bar
+
+    def _probe_every(self, n_seq: int) -> int:
+        """Rounds between probes, so that a parked drafter costs at most PROBE_COST."""
+        if not self._has_drafter:
+            return PROBE_EVERY
+        plain_s = self._costs.verify_s(n_seq, 0)
+        return max(PROBE_EVERY, math.ceil(self._costs.draft_s(n_seq) / (PROBE_COST * plain_s)))
