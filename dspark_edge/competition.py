@@ -7,6 +7,7 @@ the replay simulator both decide by this. Refuses to know: tokens, models and cl
 from __future__ import annotations
 
 import math
+import statistics
 from collections import deque
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,7 +18,7 @@ from .parking import Parking
 from .scheduler import RoundPlan, choose_lengths
 
 MIN_GAIN = 1.05  # that verifying drafts must promise, over verifying none
-PROBE_COST = 0.01  # share of plain decoding that probes may cost while parked
+PROBE_COST = 0.005  # share of plain decoding that probes may cost while parked
 PROBE_EVERY = 32  # rounds; at least
 TYPICAL_ROWS = 256  # last blocks that say what drafting promises with another number of sequences
 WORTH_SMOOTHING = 1 / 8
@@ -150,7 +151,9 @@ class Competition:
         self._n_rounds += 1
         if not parking.wants_draft():
             return []
-        if parking.is_probe or self._n_rounds % parking.probe_every == 0:
+        if parking.is_probe:  # one sequence tells enough, and each in turn
+            return [self._n_rounds // parking.probe_every % n_seq]
+        if self._n_rounds % parking.probe_every == 0:
             return list(range(n_seq))
         return self._worth_drafting(self._round)
 
@@ -191,9 +194,15 @@ class Competition:
                 takes_draft[r], rows[r] = True, row
         draft_s = self._costs.draft_s(len(drafts))
         plan = self._weigh(rows, now.depth, now.max_batch_tokens, draft_s=draft_s)
-        gain = plan.tps / (self.bar * now.without.tps)
-        self._parking(len(now.keys)).observe(gain, len(drafts))
+        self._observe(drafts, plan.tps / (self.bar * now.without.tps), len(now.keys))
         return Choice(plan, takes_draft, [now.plain, now.without, plan])
+
+    def _observe(self, drafts: Mapping[int, Row], gain: float, n_seq: int) -> None:
+        """Take the gain of a round; a probe of one of several sequences stands for all of them."""
+        parking = self._parking(n_seq)
+        if parking.is_probe and n_seq > 1:
+            gain = statistics.fmean(self._gain_of(row, n_seq) for row in drafts.values())
+        parking.observe(gain, len(drafts))
 
     def finish(self, key: Hashable) -> None:
         """The sequence has ended."""
@@ -245,4 +254,4 @@ class Competition:
         if not self._has_drafter:
             return PROBE_EVERY
         plain_s = self._costs.verify_s(n_seq, 0)
-        return max(PROBE_EVERY, math.ceil(self._costs.draft_s(n_seq) / (PROBE_COST * plain_s)))
+        return max(PROBE_EVERY, math.ceil(self._costs.draft_s(1) / (PROBE_COST * plain_s)))

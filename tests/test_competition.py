@@ -147,3 +147,15 @@ def test_a_bar_parks_what_promises_less() -> None:
 def test_a_start_needs_gains() -> None:
     with pytest.raises(ValueError, match="no gains"):
         Parking().start([])
+
+
+def test_a_probe_asks_for_one_sequence_and_each_in_turn() -> None:
+    competition = Competition(STEEP, typical=[POOR] * 64)
+    asked = [wanted for wanted in run(competition, [POOR] * 3, 6 * 32) if wanted]
+    assert asked == [[1], [2], [0]] * 2
+
+
+def test_a_drafter_that_pays_again_is_found_by_its_probes() -> None:
+    competition = Competition(FLAT, typical=[POOR] * 64)
+    asked = run(competition, [SURE] * 4, 3 * 32 + 1)
+    assert asked[-1] == [0, 1, 2, 3]
