@@ -76,8 +76,7 @@ class _Round:
     lookup: Sequence[Row]
     depth: int
     max_batch_tokens: int
-    plain: RoundPlan
-    without: RoundPlan
+    without: RoundPlan | None = None  # the best plan without the drafter, once it is needed
 
 
 class Competition:
@@ -136,18 +135,14 @@ class Competition:
     ) -> list[int]:
         """Indices of the sequences to draft for, given what lookup offers each of them.
 
-        keys: names of the sequences. depth: tokens in the deepest cache.
+        keys: names of the sequences. depth: tokens in the deepest cache. Where neither proposes
+        anything there is nothing to choose: the next round may begin.
         """
         n_seq = self._n_seq = len(keys)
-        nothing: list[Row] = [()] * n_seq
-        plain = without = self._weigh(nothing, depth, max_batch_tokens)
-        if any(lookup):
-            without = self._weigh(lookup, depth, max_batch_tokens)
-        self._round = _Round(keys, lookup, depth, max_batch_tokens, plain, without)
+        self._round = _Round(keys, lookup, depth, max_batch_tokens)
         if not self._has_drafter or not may_draft or max_batch_tokens <= n_seq:
             return []
         parking = self._parking(n_seq)
-        parking.probe_every = self._probe_every(n_seq)
         self._n_rounds += 1
         if not parking.wants_draft():
             return []
@@ -159,7 +154,7 @@ class Competition:
 
     def _worth_drafting(self, now: _Round) -> list[int]:
         """The sequences whose drafts usually gain more than lookup offers and than they cost."""
-        n_seq, tps = len(now.keys), now.without.tps
+        n_seq, tps = len(now.keys), self._without(now).tps
         own_s = self._costs.draft_s(n_seq) - self._costs.draft_s(n_seq - 1) if n_seq > 1 else 0.0
         looked = [self._worth_of(row, now) for row in now.lookup]
         chosen, gain, is_known = [], 0.0, True
@@ -182,9 +177,10 @@ class Competition:
         now, self._round = self._round, None
         if now is None:
             raise ValueError("no round has begun; ask whom to draft for first")
+        plain, without = self._weigh([()] * len(now.keys), now), self._without(now)
         takes_draft = [False] * len(now.keys)
         if not drafts:
-            return Choice(now.without, takes_draft, [now.plain, now.without])
+            return Choice(without, takes_draft, [plain, without])
         rows = list(now.lookup)
         for r, row in drafts.items():
             worth, rival = self._worth_of(row, now), self._worth_of(rows[r], now)
@@ -192,10 +188,9 @@ class Competition:
             self._typical.append(row)
             if row and (not rows[r] or worth >= rival):
                 takes_draft[r], rows[r] = True, row
-        draft_s = self._costs.draft_s(len(drafts))
-        plan = self._weigh(rows, now.depth, now.max_batch_tokens, draft_s=draft_s)
-        self._observe(drafts, plan.tps / (self.bar * now.without.tps), len(now.keys))
-        return Choice(plan, takes_draft, [now.plain, now.without, plan])
+        plan = self._weigh(rows, now, draft_s=self._costs.draft_s(len(drafts)))
+        self._observe(drafts, plan.tps / (self.bar * without.tps), len(now.keys))
+        return Choice(plan, takes_draft, [plain, without, plan])
 
     def _observe(self, drafts: Mapping[int, Row], gain: float, n_seq: int) -> None:
         """Take the gain of a round; a probe of one of several sequences stands for all of them."""
@@ -203,6 +198,7 @@ class Competition:
         if parking.is_probe and n_seq > 1:
             gain = statistics.fmean(self._gain_of(row, n_seq) for row in drafts.values())
         parking.observe(gain, len(drafts))
+        parking.probe_every = self._probe_every(n_seq)
 
     def finish(self, key: Hashable) -> None:
         """The sequence has ended."""
@@ -210,21 +206,24 @@ class Competition:
 
     # ------------------------------------------------------------ numbers
 
-    def _weigh(
-        self, rows: Sequence[Row], depth: int, max_batch_tokens: int, *, draft_s: float = 0.0
-    ) -> RoundPlan:
+    def _without(self, now: _Round) -> RoundPlan:
+        if now.without is None:
+            now.without = self._weigh(now.lookup, now)
+        return now.without
+
+    def _weigh(self, rows: Sequence[Row], now: _Round, *, draft_s: float = 0.0) -> RoundPlan:
         return choose_lengths(
             rows,
-            lambda batch_tokens: self._costs.verify_s(batch_tokens, depth),
+            lambda batch_tokens: self._costs.verify_s(batch_tokens, now.depth),
             draft_s=draft_s,
             other_s=self._costs.other_s,
-            max_batch_tokens=max_batch_tokens,
+            max_batch_tokens=now.max_batch_tokens,
             min_gain=MIN_GAIN * self.bar,
         )
 
     def _worth_of(self, row: Row, now: _Round) -> float:
         """The most tokens that a row can gain, the time of verifying them priced in tokens."""
-        n_seq, tps, best = len(now.keys), now.without.tps, 0.0
+        n_seq, tps, best = len(now.keys), self._without(now).tps, 0.0
         anchors_s = self._costs.verify_s(n_seq, now.depth)
         for n, gained in enumerate(accumulate(row), start=1):
             extra_s = self._costs.verify_s(n_seq + n, now.depth) - anchors_s

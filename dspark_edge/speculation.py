@@ -186,13 +186,16 @@ class Speculation:
         self, requests: Sequence[Request], rooms: Sequence[int], max_batch_tokens: int
     ) -> list[list[int]]:
         looked = self._look_up(requests) if self._n_lookup else [NOTHING] * len(requests)
+        rows = [self._row(*each) for each in zip(looked, rooms, strict=True)]
         wanted = self._competition.wants(
             [request.id for request in requests],
-            [self._row(*each) for each in zip(looked, rooms, strict=True)],
+            rows,
             depth=max([request.n_past for request in requests]),
             max_batch_tokens=max_batch_tokens,
             may_draft=self.proposer == "drafter" and not self.released and any(rooms),
         )
+        if not wanted and self.recorder is None and not any(rows):
+            return [[] for _ in requests]
         drafts = self._draft([requests[r] for r in wanted]) if wanted else []
         drafted = dict(zip(wanted, drafts, strict=False))  # a drafter that fails has none
         choice = self._competition.choose(
@@ -289,8 +292,9 @@ class Speculation:
             survival = [self._survival.survival(d) if d.tokens else [] for d in drafts]
             self.recorder.propose(proposer, requests, drafts, survival)
         for request, signals in zip(requests, drafts, strict=True):
-            request.stats.n_drafted += len(signals.tokens)
-            self._later.append((request.ledger.record, (len(request.tokens), signals)))
+            if signals.tokens:
+                request.stats.n_drafted += len(signals.tokens)
+                self._later.append((request.ledger.record, (len(request.tokens), signals)))
 
     def _watch_silence(self, drafts: Sequence[DraftSignals]) -> None:
         if drafts[0].tokens or any(draft.tokens for draft in drafts):
