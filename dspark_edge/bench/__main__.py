@@ -8,17 +8,17 @@ import sys
 from collections.abc import Sequence
 
 from ..errors import DsparkError
-from . import calibrate, explain, overhead, replay
+from . import calibrate, explain, overhead, profile, replay, run, run_memory
 from .shared import say
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Returns the exit code: 0, or 1 for our errors."""
+    """Returns the exit code: 0, or 1 for our errors and for a text that changed."""
     parser = argparse.ArgumentParser(
         prog="dspark-edge bench", description="What this machine does with a pair, measured."
     )
     commands = parser.add_subparsers(required=True)
-    for module in (overhead, calibrate, explain, replay):
+    for module in (run, run_memory, profile, overhead, calibrate, explain, replay):
         module.add_commands(commands)
     args = parser.parse_args(argv)
     try:
@@ -27,7 +27,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         say(f"error: {error}")
         return 1
     print(json.dumps(report))
-    return 0
+    return 1 if report.get("is_failed", False) else 0
 
 
 if __name__ == "__main__":

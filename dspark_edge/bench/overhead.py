@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import resource
 import statistics
 import subprocess
 import sys
@@ -21,7 +20,7 @@ import llama_cpp
 from ..engine import Engine
 from ..models import target_path
 from ..sequence import SamplingParams, Stats
-from .shared import Commands, say
+from .shared import Commands, peak_rss_bytes, say
 
 PROMPT = "Explain in detail how a steam engine works, step by step."
 N_CTX = 2048
@@ -189,17 +188,7 @@ def peak(args: argparse.Namespace) -> dict[str, int]:
         _run(engine, list(range(100, 150)), args.tokens, 0.0)
         use = engine.memory_use()
         drafter_bytes = use.drafter_model_bytes + use.drafter_context_bytes
-    return {"peak": _peak_rss_bytes(), "drafter": drafter_bytes}
-
-
-def _peak_rss_bytes() -> int:
-    status = Path("/proc/self/status")
-    if status.exists():
-        # Linux lets ru_maxrss of a child start at its parent's, VmHWM does not.
-        line = next(x for x in status.read_text().splitlines() if x.startswith("VmHWM"))
-        return int(line.split()[1]) * 1024
-    unit = 1 if sys.platform == "darwin" else 1024  # of ru_maxrss
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+    return {"peak": peak_rss_bytes(), "drafter": drafter_bytes}
 
 
 # ---------------------------------------------------------------- shared

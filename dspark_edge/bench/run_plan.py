@@ -1,0 +1,121 @@
+"""What bench run is to do: its options, checked.
+
+Refuses to know how it is done.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+from dataclasses import dataclass
+from pathlib import Path
+
+from ..sequence import SamplingParams
+from .modes import NAMES, BenchMode, Setup, parse_modes
+from .prompt_sets import OWN_SETS, PromptSet, in_groups, load_prompt_set
+from .ratios import ALL
+
+QUICK = {"max_prompts": 2, "max_tokens": 32, "repeats": 3}
+DEFAULT_MODES = "plain,fixed:3,fixed:max,lookup,auto"
+MIN_TOKENS = 2  # the clock starts after the first
+
+
+@dataclass(slots=True)
+class Plan:
+    """What is to be run, checked."""
+
+    modes: list[BenchMode]
+    sets: list[PromptSet]
+    sequences: list[int]
+    setup: Setup
+    max_tokens: int
+    temperature: float
+    seed: int
+    repeats: int
+    cool_down_s: float
+    ignore_eos: bool
+    is_fresh: bool
+
+    def params(self, prompt: int, max_tokens: int) -> SamplingParams:
+        """The same for a prompt in each mode and repeat."""
+        return SamplingParams(
+            temperature=self.temperature,
+            seed=self.seed + prompt,
+            max_tokens=max_tokens,
+            ignore_eos=self.ignore_eos,
+        )
+
+    @property
+    def n_runs(self) -> int:
+        """Groups to run, over all modes and repeats."""
+        n_groups = sum(len(in_groups(len(s.texts), n)) for n in self.sequences for s in self.sets)
+        return n_groups * len(self.modes) * self.repeats
+
+
+def make_plan(args: argparse.Namespace) -> Plan:
+    """The arguments, checked. Raises ValueError, OSError."""
+    if args.quick:
+        for name, value in QUICK.items():
+            setattr(args, name, value)
+    if not math.isfinite(args.cool_down):
+        raise ValueError(f"--cool-down is {args.cool_down}; give seconds")
+    minima = {"max_tokens": MIN_TOKENS, "repeats": 1, "n_ctx": 1, "max_prompts": 1, "cool_down": 0}
+    for name, least in minima.items():
+        value = getattr(args, name)
+        if value is not None and not value >= least:
+            flag = name.replace("_", "-")
+            raise ValueError(f"--{flag} is {value}; it must be at least {least}")
+    args.prompts = args.prompts or ["chat"]
+    sets = [load_prompt_set(name, args.max_prompts) for name in args.prompts]
+    names = [each.name for each in sets]
+    repeated = next((name for name in names if names.count(name) > 1 or name == ALL), None)
+    if repeated is not None:
+        raise ValueError(f"--prompts {repeated} is taken twice; each set needs a name of its own")
+    return Plan(
+        modes=parse_modes(args.modes),
+        sets=sets,
+        sequences=_counts(args.sequences),
+        setup=Setup(
+            target=args.target,
+            drafter=args.drafter,
+            n_ctx=args.n_ctx,
+            n_threads=args.threads,
+            cost_cache=args.cost_cache,
+        ),
+        max_tokens=args.max_tokens,
+        temperature=args.temperature,
+        seed=args.seed,
+        repeats=args.repeats,
+        cool_down_s=args.cool_down,
+        ignore_eos=args.ignore_eos,
+        is_fresh=args.fresh,
+    )
+
+
+def _counts(text: str) -> list[int]:
+    parts = [part.strip() for part in text.split(",")]
+    if not all(part.isdecimal() and int(part) >= 1 for part in parts):
+        raise ValueError(f"--sequences is {text!r}; give numbers such as 1,2,4,8")
+    return list(dict.fromkeys(int(part) for part in parts))
+
+
+def add_options(command: argparse.ArgumentParser) -> None:
+    """Adds what a plan is made of."""
+    add = command.add_argument
+    add("--target", default="default")
+    add("--drafter", default="auto")
+    add("--prompts", action="append", metavar="SET", help=f"{', '.join(OWN_SETS)} or a file")
+    add("--modes", default=DEFAULT_MODES, help=f"comma-separated, of {NAMES}")
+    add("--max-tokens", type=int, default=128, help="of each reply")
+    add("--max-prompts", type=int, default=None, help="of each set")
+    add("--temperature", type=float, default=0.0)
+    add("--seed", type=int, default=0, help="of the first prompt; each next has one more")
+    add("--sequences", default="1", help="requests side by side, comma-separated")
+    add("--repeats", type=int, default=5)
+    add("--cool-down", type=float, default=0.0, metavar="SECONDS", help="before each run")
+    add("--threads", type=int, default=None)
+    add("--n-ctx", type=int, default=2048, help="tokens of one sequence")
+    add("--cost-cache", type=Path, default=None, metavar="FOLDER")
+    add("--ignore-eos", action="store_true", help="replies of --max-tokens each")
+    add("--fresh", action="store_true", help="new engines for every repeat")
+    add("--quick", action="store_true", help="a first impression in a minute")
