@@ -217,7 +217,10 @@ void bind_decoder(py::module_ & m) {
             py::arg("seq_ids"), py::arg("verify_tokens"))
         .def("time_step", &BlockDecoder::time_step, NoGil(), py::arg("n_tokens"), py::arg("depth"))
         .def("time_draft", &BlockDecoder::time_draft, NoGil(), py::arg("n_seq"))
+        .def("release_drafter_context", &BlockDecoder::release_drafter_context, NoGil())
         .def("release_drafter", &BlockDecoder::release_drafter, NoGil())
+        .def("load_drafter_weights", &BlockDecoder::load_drafter_weights, NoGil())
+        .def("load_drafter", &BlockDecoder::load_drafter, NoGil())
         .def("close", &BlockDecoder::close, NoGil())
         .def("memory_use", &BlockDecoder::memory_use)
         .def(
@@ -256,21 +259,9 @@ void bind_decoder(py::module_ & m) {
             "n_ctx_train",
             [](BlockDecoder & self) { return llama_model_n_ctx_train(self.pair()->target()); })
         .def_property_readonly("has_drafter", &BlockDecoder::has_drafter)
-        .def_property_readonly(
-            "block_size",
-            [](BlockDecoder & self) {
-                return self.has_drafter() ? self.pair()->drafter_file()->block_size : 0;
-            })
-        .def_property_readonly(
-            "n_draft",
-            [](BlockDecoder & self) {
-                return self.has_drafter() ? self.pair()->drafter_file()->n_draft() : 0;
-            })
-        .def_property_readonly("has_confidence",
-                               [](BlockDecoder & self) {
-                                   return self.has_drafter() &&
-                                          self.pair()->drafter_file()->has_confidence;
-                               })
+        .def_property_readonly("block_size", &BlockDecoder::block_size)
+        .def_property_readonly("n_draft", &BlockDecoder::n_draft)
+        .def_property_readonly("has_confidence", &BlockDecoder::has_confidence)
         .def_property_readonly("can_roll_back",
                                [](BlockDecoder & self) { return self.pair()->can_roll_back(); })
         .def_property_readonly(

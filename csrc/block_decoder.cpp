@@ -28,8 +28,11 @@ BlockDecoder::BlockDecoder(const DecoderConfig & config) : config_(config) {
     n_vocab_ = llama_vocab_n_tokens(pair_->vocab());
     sequences_.resize(config.n_seq);
     batch_ = make_batch(config.n_batch, 0);
-    if (pair_->drafter_ctx()) {
-        drafter_ = std::make_unique<BlockDrafter>(*pair_, config.n_seq, clock_);
+    if (const DrafterFile * file = pair_->drafter_file()) {
+        block_size_ = file->block_size;
+        n_draft_ = file->n_draft();
+        has_confidence_ = file->has_confidence;
+        open_drafter();
     }
 }
 
@@ -262,7 +265,9 @@ std::vector<Draft> BlockDecoder::draft(const std::vector<int32_t> & seq_ids,
     check_seq_ids(seq_ids, anchors.size());
     check_tokens(anchors);
     if (!drafter_) {
-        throw Error(ErrorKind::value, "this decoder has no drafter; give drafter_path");
+        throw Error(ErrorKind::value, config_.drafter_path.empty()
+                                          ? "this decoder has no drafter; give drafter_path"
+                                          : "the drafter is released; call load_drafter first");
     }
     std::vector<DraftInput> inputs;
     for (size_t s = 0; s < seq_ids.size(); ++s) {
@@ -432,16 +437,49 @@ double BlockDecoder::time_draft(int32_t n_seq) {
 
 // ---------------------------------------------------------------- life
 
+void BlockDecoder::open_drafter() {
+    drafter_ = std::make_unique<BlockDrafter>(*pair_, config_.n_seq, clock_);
+    for (int32_t seq_id = 0; seq_id < config_.n_seq; ++seq_id) {
+        drafter_->start_at(seq_id, static_cast<int32_t>(sequences_[seq_id].tokens.size()));
+    }
+    has_drafter_ = true;
+}
+
+void BlockDecoder::close_drafter() {
+    has_drafter_ = false;
+    drafter_.reset();
+}
+
+void BlockDecoder::release_drafter_context() {
+    const Busy busy(mutex_);
+    (void)pair();
+    close_drafter();
+    pair_->release_drafter_context();
+}
+
 void BlockDecoder::release_drafter() {
     const Busy busy(mutex_);
     (void)pair();
-    drafter_.reset();
+    close_drafter();
     pair_->release_drafter();
+}
+
+void BlockDecoder::load_drafter_weights() {
+    const Busy busy(mutex_);
+    pair()->load_drafter_weights();
+}
+
+void BlockDecoder::load_drafter() {
+    const Busy busy(mutex_);
+    pair()->load_drafter();
+    if (!drafter_) {
+        open_drafter();
+    }
 }
 
 void BlockDecoder::close() {
     const Busy busy(mutex_);
-    drafter_.reset();
+    close_drafter();
     sequences_.clear();
     std::atomic_store(&pair_, std::shared_ptr<ModelPair>());
 }
@@ -461,6 +499,8 @@ MemoryUse BlockDecoder::memory_use() {
             use.drafter_context += bytes.context;
             use.drafter_compute += bytes.compute;
         }
+    } else if (pair_->drafter()) {
+        use.drafter_model = llama_model_size(pair_->drafter());
     }
     return use;
 }

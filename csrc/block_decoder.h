@@ -6,6 +6,7 @@
 // second thread gets an error.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <memory>
 #include <mutex>
@@ -64,14 +65,24 @@ class BlockDecoder {
     double time_step(int32_t n_tokens, int32_t depth);  // on a sequence that is not open
     double time_draft(int32_t n_seq);                   // all must be closed
 
+    // ---- the drafter's memory, given up in two steps and taken back in the other order. Texts do
+    // not change; sequences that hold tokens go on drafting from what follows those.
+    void release_drafter_context();
     void release_drafter();
+    void load_drafter_weights();
+    void load_drafter();
+
     void close();
 
     // Throws when closed. Shared, so that tokenizing goes on safely while another thread closes.
     std::shared_ptr<ModelPair> pair() const;
     const DecoderConfig & config() const { return config_; }
     int32_t n_vocab() const { return n_vocab_; }
-    bool has_drafter() const { return pair()->drafter_ctx() != nullptr; }
+    bool has_drafter() const { return (void)pair(), has_drafter_; }
+    // Of the drafter that was given, in memory or not; all 0 without one.
+    int32_t block_size() const { return block_size_; }
+    int32_t n_draft() const { return n_draft_; }
+    bool has_confidence() const { return has_confidence_; }
     double decode_s() const { return clock_.total_s(); }  // time spent inside llama.cpp so far
     int64_t n_rebuilds() const { return n_rebuilds_; }
     MemoryUse memory_use();
@@ -97,6 +108,8 @@ class BlockDecoder {
     bool cut_target(int32_t seq_id);
     void rebuild(int32_t seq_id);
     void empty(int32_t seq_id);
+    void open_drafter();
+    void close_drafter();
     bool window_is_whole(int32_t seq_id, int32_t n_keep) const;
     void use_scratch(int32_t depth);
     void drop_scratch();
@@ -107,6 +120,10 @@ class BlockDecoder {
     std::shared_ptr<ModelPair> pair_;
     PassClock clock_;
     std::unique_ptr<BlockDrafter> drafter_;  // null: none
+    std::atomic<bool> has_drafter_{false};   // read without the lock
+    int32_t block_size_ = 0;
+    int32_t n_draft_ = 0;
+    bool has_confidence_ = false;
     int32_t n_vocab_ = 0;
     std::vector<Sequence> sequences_;
     BatchPtr batch_;

@@ -85,7 +85,7 @@ void BlockDrafter::inject(const std::vector<int32_t> & seq_ids) {
             if (batch.n_tokens == n_max) {
                 ok = inject_batch();
             }
-            const int32_t row = add_row(batch, features.n_injected + i, seq_id, /*output*/ false);
+            const int32_t row = add_row(batch, features.n_past + i, seq_id, /*output*/ false);
             std::memcpy(batch.embd + row * n_feature, features.pending.data() + i * n_feature,
                         n_feature * sizeof(float));
         }
@@ -97,7 +97,7 @@ void BlockDrafter::inject(const std::vector<int32_t> & seq_ids) {
         throw Error(ErrorKind::decode, "llama.cpp could not inject features into the drafter");
     }
     for (const int32_t seq_id : seq_ids) {
-        features_[seq_id].n_injected += n_pending(features_[seq_id]);
+        features_[seq_id].n_past += n_pending(features_[seq_id]);
         features_[seq_id].pending.clear();
     }
 }
@@ -121,15 +121,17 @@ bool BlockDrafter::inject_batch() {
 
 void BlockDrafter::cut(int32_t seq_id, int32_t n_keep) {
     Features & features = features_[seq_id];
-    features.n_injected = std::min(features.n_injected, n_keep);
-    const int32_t n_rows = std::min(n_pending(features), n_keep - features.n_injected);
+    features.n_past = std::min(features.n_past, n_keep);
+    const int32_t n_rows = std::min(n_pending(features), n_keep - features.n_past);
     features.pending.resize(static_cast<size_t>(n_rows) * pair_.n_feature());
     drop_block(seq_id);
 }
 
+void BlockDrafter::start_at(int32_t seq_id, int32_t n_past) { features_[seq_id].n_past = n_past; }
+
 // Removes from the cache what is not the features of a committed token.
 void BlockDrafter::drop_block(int32_t seq_id) {
-    llama_memory_seq_rm(llama_get_memory(ctx()), seq_id, features_[seq_id].n_injected, -1);
+    llama_memory_seq_rm(llama_get_memory(ctx()), seq_id, features_[seq_id].n_past, -1);
 }
 
 // ---------------------------------------------------------------- blocks

@@ -42,6 +42,10 @@ class BlockDrafter {
     // Forgets everything behind the first n_keep tokens.
     void cut(int32_t seq_id, int32_t n_keep);
 
+    // Goes on behind the first n_past tokens of an empty sequence, without their features. Until
+    // the sequence is emptied the drafter attends to what follows only: its cache has a gap.
+    void start_at(int32_t seq_id, int32_t n_past);
+
     // One pass for all sequences, a full block for each.
     std::vector<Draft> draft(const std::vector<DraftInput> & inputs);
 
@@ -49,7 +53,7 @@ class BlockDrafter {
 
   private:
     struct Features {
-        int32_t n_injected = 0;      // tokens whose features are in the drafter's cache
+        int32_t n_past = 0;          // tokens whose features are in the drafter's cache, or missed
         std::vector<float> pending;  // features of the tokens behind them, a row each
     };
 

@@ -4,7 +4,12 @@
 #include <cstring>
 #include <filesystem>
 #include <mutex>
+#include <new>
 #include <thread>
+
+#ifdef __GLIBC__
+#include <malloc.h>
+#endif
 
 #include "errors.h"
 #include "llama_ext.h"
@@ -110,6 +115,13 @@ bool can_tap_output(const std::string & arch) {
            arch == "nemotron_h_moe";
 }
 
+// Freed memory goes back to the system at once: others are waiting for it.
+void give_back_memory() {
+#ifdef __GLIBC__
+    malloc_trim(0);
+#endif
+}
+
 std::string quoted(const char * text) { return std::string("'") + (text ? text : "") + "'"; }
 
 void check_same_vocab(const llama_vocab * target, const llama_vocab * drafter) {
@@ -160,11 +172,11 @@ std::string metadata(const llama_model * model, const char * key) {
     return text;
 }
 
-ModelPair::ModelPair(const DecoderConfig & config) {
+ModelPair::ModelPair(const DecoderConfig & config) : config_(config) {
     check_config(config);
     load_target(config);
     if (!config.drafter_path.empty()) {
-        load_drafter(config);
+        load_drafter();
     }
 }
 
@@ -247,29 +259,64 @@ void ModelPair::load_target(const DecoderConfig & config) {
     }
 }
 
-void ModelPair::load_drafter(const DecoderConfig & config) {
-    // Read and checked before llama.cpp sees the file: it asserts on what it does not expect.
-    drafter_file_ = std::make_unique<DrafterFile>(config.drafter_path);
-    drafter_model_ = load_model(config.drafter_path, config.n_gpu_layers, ErrorKind::pair);
-    check_pair();
+void ModelPair::load_drafter_weights() {
+    if (drafter_model_) {
+        return;
+    }
+    const std::string & path = config_.drafter_path;
+    if (path.empty()) {
+        throw Error(ErrorKind::value, "this decoder has no drafter; give drafter_path");
+    }
+    try {
+        // Read and checked before llama.cpp sees the file: it asserts on what it does not expect.
+        auto file = std::make_unique<DrafterFile>(path);
+        check_same_drafter(*file);
+        llama_model_ptr model = load_model(path, config_.n_gpu_layers, ErrorKind::pair);
+        check_pair(*file, model.get());
+        drafter_file_ = std::move(file);
+        drafter_model_ = std::move(model);
+    } catch (const std::bad_alloc &) {
+        throw Error(ErrorKind::pair, "no memory for drafter " + path);
+    }
+    n_draft_ = drafter_file_->n_draft();
+    has_confidence_ = drafter_file_->has_confidence;
+}
 
+// The scheduler is set up for the drafter that was loaded first, and its file may be replaced.
+void ModelPair::check_same_drafter(const DrafterFile & file) const {
+    if (n_draft_ > 0 && (file.n_draft() != n_draft_ || file.has_confidence != has_confidence_)) {
+        throw Error(ErrorKind::pair, "drafter " + config_.drafter_path +
+                                         " is another one than before; start again to use it");
+    }
+}
+
+void ModelPair::load_drafter() {
+    load_drafter_weights();
+    if (!drafter_ctx_) {
+        open_drafter_context();
+    }
+}
+
+void ModelPair::open_drafter_context() {
     llama_context_params params = llama_context_default_params();
     const int32_t block = drafter_file_->block_size;
     // Positions of a block may lie beyond the last token that fits into the target's context.
-    params.n_batch = std::max(kInjectRows, config.n_seq * block);
-    params.n_ctx = std::max<uint32_t>((config.n_ctx + block) * config.n_seq, params.n_batch);
+    params.n_batch = std::max(kInjectRows, config_.n_seq * block);
+    params.n_ctx = std::max<uint32_t>((config_.n_ctx + block) * config_.n_seq, params.n_batch);
     params.n_ubatch = params.n_batch;
-    params.n_seq_max = config.n_seq;
-    params.n_outputs_max = config.n_seq * block;
+    params.n_seq_max = config_.n_seq;
+    params.n_outputs_max = config_.n_seq * block;
     params.kv_unified = true;
     params.swa_full = true;
     params.ctx_other = target_ctx_.get();
-    set_threads(params, config.n_threads);
-    const LogCapture log;
-    drafter_ctx_.reset(llama_init_from_model(drafter_model_.get(), params));
-    if (!drafter_ctx_) {
-        throw Error(ErrorKind::pair,
-                    "no context for drafter " + config.drafter_path + ": " + log.reason());
+    set_threads(params, config_.n_threads);
+    {
+        const LogCapture log;
+        drafter_ctx_.reset(llama_init_from_model(drafter_model_.get(), params));
+        if (!drafter_ctx_) {
+            throw Error(ErrorKind::pair,
+                        "no context for drafter " + config_.drafter_path + ": " + log.reason());
+        }
     }
     llama_set_causal_attn(drafter_ctx_.get(), drafter_file_->causal);
     llama_set_embeddings_nextn(drafter_ctx_.get(), drafter_file_->has_confidence, /*masked*/ true);
@@ -280,15 +327,15 @@ void ModelPair::load_drafter(const DecoderConfig & config) {
         llama_model_n_embd(target_) * static_cast<int32_t>(drafter_file_->target_layers.size());
 }
 
-void ModelPair::check_pair() const {
+void ModelPair::check_pair(const DrafterFile & file, const llama_model * drafter) const {
     const std::string arch = metadata(target_, "general.architecture");
     if (!can_tap(arch)) {
         throw Error(ErrorKind::pair, "llama.cpp cannot tap the layers of architecture '" + arch +
                                          "', so no drafter can follow this target; use lookup");
     }
-    check_same_vocab(vocab(), llama_model_get_vocab(drafter_model_.get()));
+    check_same_vocab(vocab(), llama_model_get_vocab(drafter));
     const int32_t n_embd_target = llama_model_n_embd(target_);
-    const int32_t n_embd_drafter = llama_model_n_embd(drafter_model_.get());
+    const int32_t n_embd_drafter = llama_model_n_embd(drafter);
     if (n_embd_target != n_embd_drafter) {
         throw Error(ErrorKind::pair,
                     "the drafter reads hidden states of " + std::to_string(n_embd_drafter) +
@@ -297,7 +344,7 @@ void ModelPair::check_pair() const {
     }
     const int32_t n_layer = llama_model_n_layer(target_);
     const int32_t last = can_tap_output(arch) ? n_layer : n_layer - 1;
-    for (const int32_t layer : drafter_file_->target_layers) {
+    for (const int32_t layer : file.target_layers) {
         if (layer < 0 || layer > last) {
             throw Error(ErrorKind::pair, "the drafter taps target layer " + std::to_string(layer) +
                                              " but the target has layers 0 to " +
@@ -306,13 +353,13 @@ void ModelPair::check_pair() const {
         }
     }
     const int32_t n_vocab = llama_vocab_n_tokens(vocab());
-    const llama_token mask = llama_vocab_mask(llama_model_get_vocab(drafter_model_.get()));
+    const llama_token mask = llama_vocab_mask(llama_model_get_vocab(drafter));
     if (mask < 0 || mask >= n_vocab) {
         throw Error(ErrorKind::pair, "the drafter's mask token is " + std::to_string(mask) +
                                          "; it must be a token of the vocabulary, 0 to " +
                                          std::to_string(n_vocab - 1));
     }
-    for (const llama_token id : drafter_file_->draft_ids) {
+    for (const llama_token id : file.draft_ids) {
         if (id >= n_vocab) {
             throw Error(ErrorKind::pair, "the drafter's d2t names token " + std::to_string(id) +
                                              " but the vocabulary ends at " +
@@ -321,17 +368,24 @@ void ModelPair::check_pair() const {
     }
 }
 
-void ModelPair::release_drafter() {
+void ModelPair::release_drafter_context() {
     if (!drafter_ctx_) {
         return;
     }
     drafter_ctx_.reset();
-    drafter_model_.reset();
+    // llama.cpp then builds the target's next graph without the taps. Its host buffer for them
+    // keeps its size: llama.cpp never shrinks that.
     for (const int32_t layer : drafter_file_->target_layers) {
         llama_set_embeddings_layer_inp(target_ctx_.get(), static_cast<uint32_t>(layer), false);
     }
+    give_back_memory();
+}
+
+void ModelPair::release_drafter() {
+    release_drafter_context();
+    drafter_model_.reset();
     drafter_file_.reset();
-    n_feature_ = 0;
+    give_back_memory();
 }
 
 }  // namespace dspark

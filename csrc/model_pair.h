@@ -38,8 +38,12 @@ class ModelPair {
     const llama_model * drafter() const { return drafter_model_.get(); }
     const DrafterFile * drafter_file() const { return drafter_file_.get(); }
 
-    // Frees the drafter: context first, then weights.
-    void release_drafter();
+    // The drafter goes in two steps and comes back in the other order. A step that is done already
+    // does nothing; one that fails throws Error(pair) and leaves the steps before it done.
+    void release_drafter_context();
+    void release_drafter();  // context, then weights
+    void load_drafter_weights();
+    void load_drafter();  // weights, then context
 
     // Whether rejected tokens can leave the target's cache; if not, why.
     bool can_roll_back() const { return no_roll_back_reason_.empty(); }
@@ -50,9 +54,11 @@ class ModelPair {
   private:
     void check_config(const DecoderConfig & config) const;
     void load_target(const DecoderConfig & config);
-    void load_drafter(const DecoderConfig & config);
-    void check_pair() const;
+    void check_pair(const DrafterFile & file, const llama_model * drafter) const;
+    void check_same_drafter(const DrafterFile & file) const;
+    void open_drafter_context();
 
+    DecoderConfig config_;
     llama_model_ptr owned_target_;
     llama_model * target_ = nullptr;
     llama_context_ptr target_ctx_;
@@ -62,6 +68,8 @@ class ModelPair {
     bool is_recurrent_ = false;
     std::string no_roll_back_reason_;
     int32_t n_feature_ = 0;
+    int32_t n_draft_ = 0;  // of the drafter that was loaded first; 0: none yet
+    bool has_confidence_ = false;
 };
 
 std::string metadata(const llama_model * model, const char * key);

@@ -3,6 +3,7 @@
 
 #include <chrono>
 #include <cstdint>
+#include <exception>
 #include <memory>
 
 #include "llama.h"
@@ -44,7 +45,13 @@ class PassClock {
     // Returns llama_decode's code. Waits for the device, so that the time is the pass's own.
     int decode(llama_context * ctx, const llama_batch & batch) {
         const auto start = std::chrono::steady_clock::now();
-        const int code = llama_decode(ctx, batch);
+        int code = kThrew;
+        try {
+            code = llama_decode(ctx, batch);
+        } catch (const std::exception &) {
+            // Compute buffers are reserved anew after taps were switched, and there may be no
+            // memory for them; the next pass asks for no more than it needs.
+        }
         llama_synchronize(ctx);
         const std::chrono::duration<double> elapsed = std::chrono::steady_clock::now() - start;
         last_s_ = elapsed.count();
@@ -56,6 +63,8 @@ class PassClock {
     double total_s() const { return total_s_; }
 
   private:
+    static constexpr int kThrew = -100;  // no code of llama.cpp's
+
     double last_s_ = 0.0;
     double total_s_ = 0.0;
 };

@@ -5,6 +5,7 @@ from . import _llama as _llama  # first: see there
 # isort: split
 from .engine import Engine
 from .errors import (
+    BusyError,
     ContextFullError,
     DecodeError,
     DsparkError,
@@ -12,14 +13,18 @@ from .errors import (
     ModelError,
     PairError,
 )
+from .pressure import Action, Limits
 from .sequence import Chunk, SamplingParams, Stats
 
 __all__ = [
+    "Action",
+    "BusyError",
     "Chunk",
     "ContextFullError",
     "DecodeError",
     "DsparkError",
     "Engine",
+    "Limits",
     "MemoryPlanError",
     "ModelError",
     "PairError",

@@ -158,8 +158,21 @@ class BlockDecoder:
     def time_draft(self, n_seq: int) -> float:
         """Seconds of a drafter pass over n_seq sequences; all must be closed."""
 
+    def release_drafter_context(self) -> None:
+        """Frees the drafter's context and the target's taps; drafting then raises ValueError."""
+
     def release_drafter(self) -> None:
         """Frees the drafter's context and weights; drafting then raises ValueError."""
+
+    def load_drafter_weights(self) -> None:
+        """Loads released weights. Raises PairError (file gone or another one, no memory), and
+        ValueError when no drafter was given."""
+
+    def load_drafter(self) -> None:
+        """Loads what is released of weights and context; raises as load_drafter_weights does.
+
+        Sequences that hold tokens are drafted for from a gap: the drafter sees what follows only.
+        """
 
     def close(self) -> None:
         """Frees everything; any later call raises ValueError."""
@@ -193,7 +206,9 @@ class BlockDecoder:
     @property
     def n_ctx_train(self) -> int: ...
     @property
-    def has_drafter(self) -> bool: ...
+    def has_drafter(self) -> bool:
+        """Whether it can draft now; a released drafter cannot."""
+
     @property
     def block_size(self) -> int: ...
     @property

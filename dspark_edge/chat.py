@@ -127,6 +127,8 @@ class _Chat:
         self._messages = [*messages, _message("assistant", "".join(said))]
         if reason == "context_full":
             _say("the context is full: start a new conversation or pass a larger --ctx")
+        for line in self._engine.take_pressure_news():
+            _say(_dim(line))
         if stats is not None:
             _say(_dim(_status(stats)))
         return not interrupted
@@ -150,7 +152,7 @@ def _status(stats: Stats) -> str:
         parts.append(f"accepted {100 * stats.acceptance:.0f} %")
     else:
         parts.append("no draft verified")
-    if stats.speculation.startswith(("parked", "off")):
+    if stats.speculation.startswith(("parked", "off", "drafter released")):
         parts.append(f"speculation {stats.speculation}")
     return ", ".join(parts)
 

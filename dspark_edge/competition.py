@@ -218,7 +218,7 @@ class Competition:
             draft_s=draft_s,
             other_s=self._costs.other_s,
             max_batch_tokens=now.max_batch_tokens,
-            min_gain=MIN_GAIN * self.bar,
+            min_gain=max(MIN_GAIN, self.bar),
         )
 
     def _worth_of(self, row: Row, now: _Round) -> float:

@@ -6,6 +6,7 @@ Owns the block decoder and the tokens of its sequences. Refuses to know how leng
 
 from __future__ import annotations
 
+import itertools
 import secrets
 import threading
 import time
@@ -19,10 +20,11 @@ from types import TracebackType
 from typing import TYPE_CHECKING
 
 from ._core import MemoryUse, SamplingConfig, Verdict
-from .errors import ContextFullError, DecodeError
+from .errors import BusyError, ContextFullError, DecodeError
 from .interrupts import Uninterrupted
 from .loading import Loaded, load
 from .lookup import LookupDrafter
+from .pressure import Action, Limits
 from .prompt import ChatTemplate
 from .recorder import RoundRecorder
 from .sampling import sampling_config
@@ -31,12 +33,13 @@ from .slots import Slot, SlotTable, n_common
 from .speculation import Mode
 from .stream import Stream
 from .text import TextStream
-from .trace import TraceHeader, TraceWriter
+from .trace import TraceEvent, TraceHeader, TraceWriter
 
 if TYPE_CHECKING:
     from llama_cpp import Llama
 
 PREFILL_CHUNK_BUSY = 128  # tokens evaluated between two rounds of running requests
+DEFAULT_LIMITS = Limits()
 
 
 class Engine:
@@ -47,7 +50,8 @@ class Engine:
     n_seq: requests that run at the same time; more wait. n_gpu_layers: -1 for all. n_threads: None
     for the physical cores. speculation: "auto" drafts where it pays, "always" in every round
     (verify_len draft tokens, None for whole blocks), "off" never. cost_cache: folder for the
-    measured cost tables; None for the user's cache folder.
+    measured cost tables; None for the user's cache folder. limits: when the machine counts as short
+    of memory, cool air or time, and what is then given up; None: pressure is not watched.
 
     Raises ModelError, PairError (an explicit drafter that does not fit), ValueError.
     """
@@ -64,6 +68,7 @@ class Engine:
         speculation: Mode = "auto",
         verify_len: int | None = None,
         cost_cache: Path | None = None,
+        limits: Limits | None = DEFAULT_LIMITS,
     ) -> None:
         loaded = load(
             target,
@@ -75,6 +80,7 @@ class Engine:
             speculation=speculation,
             verify_len=verify_len,
             cost_cache=cost_cache,
+            limits=limits,
         )
         self._set_up(loaded)
 
@@ -89,6 +95,7 @@ class Engine:
         self._loaded = loaded
         self._decoder = loaded.decoder
         self._speculation = loaded.speculation
+        self._governor = loaded.governor
         self._n_ctx = loaded.decoder.n_ctx
         self._n_batch = loaded.decoder.n_batch
         self._end_tokens = frozenset(loaded.decoder.eog_tokens)
@@ -96,11 +103,14 @@ class Engine:
         self._template: ChatTemplate | None = None
         self._slots = SlotTable(loaded.decoder.n_seq)
         self._queue: deque[Request] = deque()
-        self._outbox: list[Chunk] = []  # of requests that step() speaks for
+        self._outbox: deque[Chunk] = deque()  # of requests that step() speaks for
         self._streams: dict[int, deque[Chunk]] = {}  # of those that an iterator speaks for
         self._ended_streams: list[int] = []
-        self._n_requests = 0
-        self._lock = threading.Lock()
+        self._to_abort: deque[int] = deque()  # for the next boundary between rounds
+        self._ids = itertools.count()
+        self._unfinished: set[int] = set()  # ids of queued and running requests
+        self._rounds = threading.Lock()  # held by the thread that runs a round
+        self._state = threading.Lock()  # held by it too, and shortly by those that abort or add
         self._is_closed = False
         self._trace: TraceWriter | None = None
 
@@ -125,6 +135,15 @@ class Engine:
     def speculation_state(self) -> str:
         """State of speculation and the reason, in words."""
         return self._speculation.reason
+
+    @property
+    def pressure(self) -> tuple[Action, ...]:
+        """What is given up now because the machine is short of something, and why."""
+        return self._governor.in_force if self._governor is not None else ()
+
+    def take_pressure_news(self) -> list[str]:
+        """What was given up and taken back since the last call, a line each."""
+        return self._governor.take_news() if self._governor is not None else []
 
     @property
     def acceptance_by_position(self) -> list[tuple[int, int]]:
@@ -205,26 +224,33 @@ class Engine:
         Other requests go on meanwhile; closing the iterator aborts this one. Raises as `add` does,
         and DecodeError when the request fails on the way.
         """
-        request_id = self.add(prompt, params)
-        chunks = self._streams[request_id] = deque()
-        return Stream(chunks, work=self._work, end=partial(self._end_stream, request_id))
+        request = self._request(prompt, params)
+        chunks = self._streams[request.id] = deque()  # before another thread can run it
+        self._enqueue(request)
+        return Stream(chunks, work=self._work, end=partial(self._end_stream, request.id))
 
     def _end_stream(self, request_id: int) -> None:
         # Possibly called by the garbage collector, in the middle of a round.
         self._ended_streams.append(request_id)
         self._streams.pop(request_id, None)
-        if not self._is_closed and self._lock.acquire(blocking=False):
+        if not self._is_closed and self._state.acquire(blocking=False):
             try:
-                self._abort_ended()
+                self._carry_out_aborts()
             finally:
-                self._lock.release()
+                self._state.release()
 
     def add(self, prompt: str | Sequence[int], params: SamplingParams | None = None) -> int:
-        """Queues a request and returns its id; `step` runs it.
+        """Queues a request and returns its id; `step` runs it. Another thread may be running one.
 
         Raises ContextFullError when the prompt does not fit, ValueError for an empty prompt, bad
-        token ids or parameters out of range.
+        token ids or parameters out of range, and BusyError while pressure lets only conversations
+        go on that the engine knows.
         """
+        request = self._request(prompt, params)
+        self._enqueue(request)
+        return request.id
+
+    def _request(self, prompt: str | Sequence[int], params: SamplingParams | None) -> Request:
         params = params or SamplingParams()
         if isinstance(prompt, bytes):
             raise ValueError("the prompt is bytes; give a str or a list of token ids")
@@ -243,7 +269,7 @@ class Engine:
             )
         seed = params.seed if params.seed is not None else secrets.randbits(63)
         request = Request(
-            id=self._n_requests,
+            id=next(self._ids),
             tokens=tokens,
             params=params,
             end_tokens=frozenset() if params.ignore_eos else self._end_tokens,
@@ -253,22 +279,49 @@ class Engine:
             lookup=LookupDrafter() if self._speculation.looks_up else None,
         )
         self._decoder.check_sampling(self._sampling_of(request))
-        self._n_requests += 1
+        self._refuse_if_busy(tokens)
+        return request
+
+    def _refuse_if_busy(self, tokens: Sequence[int]) -> None:
+        if self._governor is None:
+            return
+        if self._state.acquire(blocking=False):  # otherwise a round runs, which looks by itself
+            try:
+                self._look()
+            finally:
+                self._state.release()
+        retry_s = self._governor.retry_s()
+        if retry_s is not None and not self._slots.is_known(tokens):
+            reason = next((a.reason for a in self.pressure if a.kind == "refuse"), "pressure")
+            raise BusyError(
+                f"{reason}: new requests are refused; try again in {retry_s} s, or go on with a "
+                "running conversation",
+                retry_s=retry_s,
+            )
+
+    def _enqueue(self, request: Request) -> None:
+        self._unfinished.add(request.id)
         self._queue.append(request)
-        return request.id
 
     def abort(self, request_id: int) -> bool:
         """Ends a request; its work stops before the next round. False when it had ended already.
 
-        Raises DecodeError while another thread is running a round.
+        While another thread runs a round, that thread's next `step` ends it.
         """
-        with Uninterrupted(), self._alone():
-            return self._abort(request_id)
+        with Uninterrupted():
+            if not self._state.acquire(blocking=False):
+                self._to_abort.append(request_id)
+                return request_id in self._unfinished
+            try:
+                return self._abort(request_id)
+            finally:
+                self._state.release()
 
     def _abort(self, request_id: int) -> bool:
-        for request in self._queue:
+        for request in self._queue.copy():  # other threads may add to it
             if request.id == request_id:
                 self._queue.remove(request)
+                self._unfinished.discard(request_id)
                 request.finish_reason = "abort"
                 self._emit(request, "", ())
                 return True
@@ -280,8 +333,10 @@ class Engine:
                 return True
         return False
 
-    def _abort_ended(self) -> None:
-        """Aborts the requests of streams that are gone, and drops what they would have said."""
+    def _carry_out_aborts(self) -> None:
+        """What other threads asked for, and streams that are gone: those say nothing any more."""
+        while self._to_abort:
+            self._abort(self._to_abort.popleft())
         while self._ended_streams:
             request_id = self._ended_streams.pop()
             self._streams[request_id] = deque()
@@ -296,18 +351,19 @@ class Engine:
         when `is_idle`.
         """
         self._work()
-        chunks, self._outbox = self._outbox, []
-        return chunks
+        # Another thread's abort may add to it meanwhile.
+        return [self._outbox.popleft() for _ in range(len(self._outbox))]
 
     @property
     def is_idle(self) -> bool:
         """Whether no request is queued or running."""
-        return not self._queue and not self._slots.running
+        return not self._unfinished
 
     def close(self) -> None:
         """Frees the models; queued and running requests end without a chunk."""
         self._is_closed = True
         self._queue.clear()
+        self._unfinished.clear()
         self._slots = SlotTable(0)
         self._decoder.close()
         if self._trace is not None:
@@ -331,7 +387,8 @@ class Engine:
         with Uninterrupted(), self._alone():
             if self._is_closed:
                 raise ValueError("the engine is closed; make a new one")
-            self._abort_ended()
+            self._carry_out_aborts()
+            self._look()
             try:
                 self._admit()
                 self._prefill_one()
@@ -339,6 +396,14 @@ class Engine:
             except BaseException:
                 self._resync()
                 raise
+
+    def _look(self) -> None:
+        """Acts on pressure where that is due. Idle caches and the drafter may go, no request."""
+        if self._governor is None:
+            return
+        for text in self._governor.look(self._slots, len(self._queue)):
+            if self._trace is not None:
+                self._trace.write(TraceEvent(event="pressure", t_s=self._trace.t_s, text=text))
 
     def _resync(self) -> None:
         """Cuts caches to what is recorded: something broke in between."""
@@ -349,12 +414,13 @@ class Engine:
 
     @contextmanager
     def _alone(self) -> Iterator[None]:
-        if not self._lock.acquire(blocking=False):
+        if not self._rounds.acquire(blocking=False):
             raise DecodeError("the engine is in use by another thread; take turns")
         try:
-            yield
+            with self._state:
+                yield
         finally:
-            self._lock.release()
+            self._rounds.release()
 
     def _admit(self) -> None:
         while self._queue and self._slots.has_free():
@@ -390,7 +456,10 @@ class Engine:
         start, in_llama = time.perf_counter(), self._decoder.decode_s
         requests = [request for _, request in running]
         depth = max([len(slot.cached) for slot, _ in running])
-        drafts = self._speculation.plan(requests, self._n_ctx, self._n_batch)
+        n_batch = self._n_batch
+        if self._governor is not None:
+            n_batch = self._governor.max_batch_tokens(len(requests), n_batch)
+        drafts = self._speculation.plan(requests, self._n_ctx, n_batch)
         verify_tokens = [[r.tokens[-1], *draft] for r, draft in zip(requests, drafts, strict=True)]
         verify_start = time.perf_counter()
         verdicts = self._verify(running, verify_tokens)
@@ -512,6 +581,7 @@ class Engine:
     def _release(self, slot: Slot, request: Request) -> None:
         """Frees a slot; its cache keeps exactly the tokens of the text, for the next turn."""
         self._slots.release(slot)
+        self._unfinished.discard(request.id)
         self._speculation.finish(request)
         request.stats.speculation = self._speculation.reason
         n_cached = self._decoder.n_past(slot.seq_id)

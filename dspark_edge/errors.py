@@ -25,5 +25,13 @@ class MemoryPlanError(DsparkError):
     """What was asked for does not fit into memory."""
 
 
+class BusyError(DsparkError):
+    """New requests are refused for now; retry_s: seconds after which to come back."""
+
+    def __init__(self, message: str, *, retry_s: int) -> None:
+        super().__init__(message)
+        self.retry_s = retry_s
+
+
 class DecodeError(DsparkError):
     """llama.cpp could not evaluate a batch, or the decoder was used from two threads at once."""

@@ -20,7 +20,9 @@ from .calibration import Calibration, load_calibration
 from .cost import CostTable, load_cached, profile, save_cached
 from .errors import PairError
 from .files import fingerprint
+from .governor import Governor
 from .models import find_drafter, target_path
+from .pressure import Limits
 from .speculation import Mode, Proposer, Speculation
 
 if TYPE_CHECKING:
@@ -34,7 +36,10 @@ PROFILE_WIDTH = 32  # widest pass that is profiled
 
 @dataclass(slots=True)
 class Loaded:
-    """A decoder, the speculation that goes with it, and what to tell the user."""
+    """A decoder, the speculation that goes with it, and what to tell the user.
+
+    governor: what acts on pressure; None: nothing does.
+    """
 
     decoder: BlockDecoder
     speculation: Speculation
@@ -42,6 +47,7 @@ class Loaded:
     drafter_name: str
     notices: list[str] = field(default_factory=list)
     keep_alive: object = None  # the borrowed model's owner
+    governor: Governor | None = None
 
 
 @dataclass(slots=True)
@@ -66,6 +72,7 @@ def load(
     speculation: Mode,
     verify_len: int | None,
     cost_cache: Path | None,
+    limits: Limits | None = None,
 ) -> Loaded:
     """Loads everything an Engine needs; its docstring has the parameters and errors."""
     if speculation not in ("auto", "always", "off"):
@@ -124,24 +131,26 @@ def load(
         key = _cost_key(path, choice, threads, n_gpu_layers, n_seq)
         cost = _cost_table(decoder, key, cost_cache, choice)
     calibration = _calibration(choice)
+    proposals = Speculation(
+        mode=speculation,
+        proposer=choice.proposer,
+        off_reason=choice.reason,
+        drafter=decoder,
+        cost=cost,
+        n_max=choice.n_max,
+        verify_len=verify_len,
+        n_lookup=LOOKUP_LEN,
+        survival=calibration.survival if calibration else None,
+        typical=calibration.typical if calibration else (),
+    )
     return Loaded(
         decoder=decoder,
-        speculation=Speculation(
-            mode=speculation,
-            proposer=choice.proposer,
-            off_reason=choice.reason,
-            drafter=decoder,
-            cost=cost,
-            n_max=choice.n_max,
-            verify_len=verify_len,
-            n_lookup=LOOKUP_LEN,
-            survival=calibration.survival if calibration else None,
-            typical=calibration.typical if calibration else (),
-        ),
+        speculation=proposals,
         target_name=path.name if path else decoder.metadata("general.name"),
         drafter_name=choice.drafter.name if choice.drafter else choice.proposer or "none",
         notices=choice.notices,
         keep_alive=target if address else None,
+        governor=None if limits is None else Governor(decoder, proposals, limits),
     )
 
 

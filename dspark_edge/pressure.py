@@ -45,6 +45,16 @@ SLOW_FOR_S = 3.0  # one slow round is no pressure
 SETTLE_S = 2.0  # between two steps, so that the first can show in the readings
 REARM_REFUSE_S = 10.0  # a refusal is felt at once, so it goes first
 
+WHAT: dict[str, str] = {  # is given up, in words
+    "shorten": "shorter drafts are verified",
+    "park": "drafting is parked",
+    "release_context": "the drafter's context is released",
+    "release_weights": "the drafter's weights are released",
+    "shrink_idle": "caches of idle sessions are emptied",
+    "refuse": "new requests are refused",
+    "raise_bar": "drafts must promise more",
+}
+
 
 @dataclass(slots=True, frozen=True)
 class Limits:
@@ -111,6 +121,12 @@ class Action:
     reason: str
     value: float = 0.0
 
+    @property
+    def text(self) -> str:
+        """E.g. "drafting is parked: free memory 210 MB is below 300 MB"; "no longer: ..."."""
+        text = f"{WHAT[self.kind]}: {self.reason}"
+        return text if self.is_on else f"no longer: {text}"
+
 
 @dataclass(slots=True, frozen=True)
 class _Signal:
@@ -147,12 +163,15 @@ class PressurePolicy:
         "_changed_s",
         "_now_s",
         "_slow_since_s",
+        "_steps",
         "_taken",
         "limits",
     )
 
-    def __init__(self, limits: Limits | None = None) -> None:
+    def __init__(self, limits: Limits | None = None, *, steps: Sequence[Step] = STEPS) -> None:
+        """steps: those that can be taken; others would give up what is not there."""
         self.limits = limits or Limits()
+        self._steps = tuple(step for step in STEPS if step in steps)
         self._taken: dict[Step, _Taken] = {}
         self._now_s = -math.inf
         self._changed_s = -math.inf
@@ -227,7 +246,7 @@ class PressurePolicy:
     def _take(self, signals: Sequence[_Signal], now_s: float) -> list[Action]:
         pressing = sorted((s for s in signals if s.state == "on"), key=lambda s: not s.is_urgent)
         actions = []
-        for step in STEPS:
+        for step in self._steps:
             cause = next((s for s in pressing if step in s.steps), None)
             if step in self._taken or cause is None:
                 continue

@@ -15,14 +15,18 @@ from .sequence import Request
 class Slot:
     """A sequence of the decoder.
 
-    cached: the tokens in its caches, whether a request runs on it or not. used_at: number of the
-    admission that used it last.
+    cached: the tokens in its caches, whether a request runs on it or not. prompt: of the request
+    that used it last. used_at: number of the admission that used it last.
     """
 
     seq_id: int
     cached: list[int] = field(default_factory=list)
+    prompt: list[int] = field(default_factory=list)
     request: Request | None = None
     used_at: int = 0
+
+
+PROMPT_END = 4  # tokens at a prompt's end that a template may leave out of the next turn's prompt
 
 
 class SlotTable:
@@ -39,6 +43,20 @@ class SlotTable:
         """Whether another request can be admitted."""
         return any(slot.request is None for slot in self._slots)
 
+    @property
+    def idle(self) -> list[Slot]:
+        """Slots that hold tokens for no request, the least recently used first."""
+        idle = [slot for slot in self._slots if slot.request is None and slot.cached]
+        return sorted(idle, key=lambda slot: slot.used_at)
+
+    def is_known(self, tokens: Sequence[int]) -> bool:
+        """Whether a prompt goes on from one that a slot ran last, also if its cache was emptied.
+
+        The reply in between counts for nothing: as text it may have other tokens.
+        """
+        prompts = [slot.prompt for slot in self._slots if slot.prompt]
+        return any(n_common(p, tokens) >= max(1, len(p) - PROMPT_END) for p in prompts)
+
     def admit(self, request: Request) -> tuple[Slot, int]:
         """Gives the request a free slot, and how many of its first tokens that slot has cached.
 
@@ -48,7 +66,7 @@ class SlotTable:
         free = [slot for slot in self._slots if slot.request is None]
         slot = max(free, key=lambda s: (n_common(s.cached, request.tokens), -s.used_at))
         self._n_admitted += 1
-        slot.used_at, slot.request = self._n_admitted, request
+        slot.used_at, slot.request, slot.prompt = self._n_admitted, request, request.tokens[:]
         request.seq_id = slot.seq_id
         self.running.append((slot, request))
         return slot, min(n_common(slot.cached, request.tokens), request.n_past)

@@ -11,15 +11,20 @@ import zlib
 from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import cast
 
 from dspark_edge import Engine
 from dspark_edge._core import BlockDecoder
 from dspark_edge.cost import CostTable
-from dspark_edge.errors import ContextFullError, DecodeError
+from dspark_edge.device import Reading
+from dspark_edge.errors import ContextFullError, DecodeError, PairError
+from dspark_edge.governor import Governor
 from dspark_edge.loading import Loaded
+from dspark_edge.pressure import Limits
 from dspark_edge.speculation import Mode, Proposer, Speculation
 
+MB = 10**6
 END = 256  # ids below are bytes
 N_VOCAB = 300  # ids from 257 on mean what `pieces` says
 Script = Callable[[Sequence[int]], int]
@@ -97,7 +102,8 @@ class FakeDecoder:
 
     broken: sequences whose passes, of the kinds in broken_in, raise DecodeError; with `empties`
     such a pass empties the sequences that were in it, as happens with a recurrent target.
-    refuses_rewind: a cut empties the sequence. after: called at the end of each verify.
+    refuses_rewind: a cut empties the sequence. after: called at the end of each verify. in_memory:
+    which parts of the drafter are there; load_fails: none of them comes back.
     """
 
     target: Script = letters
@@ -113,6 +119,7 @@ class FakeDecoder:
     empties: bool = False
     refuses_rewind: bool = False
     draft_fails: bool = False
+    load_fails: bool = False
     dead_end: int = -1  # position at which no token is allowed
     after: Callable[[], None] = lambda: None
     closed: bool = False
@@ -121,10 +128,41 @@ class FakeDecoder:
     anchors: dict[int, int] = field(default_factory=dict)  # the only one a sequence may go on with
     passes: list[tuple[str, int]] = field(default_factory=list)  # kind, tokens in it
     n_rejections: int = 0
+    in_memory: set[str] = field(default_factory=lambda: {"weights", "context"})
     eog_tokens: list[int] = field(default_factory=lambda: [END])
     bos_token: int = -1
     eos_token: int = END
     n_vocab: int = N_VOCAB
+
+    # ------------------------------------------------------------ the drafter's memory
+
+    @property
+    def has_drafter(self) -> bool:
+        return "context" in self.in_memory
+
+    def memory_use(self) -> SimpleNamespace:
+        return SimpleNamespace(
+            drafter_model_bytes=40 * MB if "weights" in self.in_memory else 0,
+            drafter_context_bytes=20 * MB if "context" in self.in_memory else 0,
+            drafter_compute_bytes=10 * MB if "context" in self.in_memory else 0,
+        )
+
+    def release_drafter_context(self) -> None:
+        self.in_memory.discard("context")
+
+    def release_drafter(self) -> None:
+        self.in_memory.clear()
+
+    def load_drafter_weights(self) -> None:
+        if self.load_fails:
+            raise PairError("drafter gone.gguf: the file is missing, empty or not readable")
+        self.in_memory.add("weights")
+
+    def load_drafter(self) -> None:
+        self.load_drafter_weights()
+        self.in_memory.add("context")
+
+    # ------------------------------------------------------------ counts
 
     @property
     def max_verify_len(self) -> int:
@@ -187,6 +225,7 @@ class FakeDecoder:
 
     def draft(self, seq_ids: Sequence[int], anchors: Sequence[int]) -> list[FakeDraft]:
         self._check_round(seq_ids, anchors)
+        assert self.in_memory == {"weights", "context"}, "the drafter is released"
         self.passes.append(("draft", len(seq_ids)))
         if self.draft_fails:
             raise DecodeError("the drafter's cache is broken")
@@ -276,6 +315,36 @@ class FixedCost(CostTable):
         assert seconds >= 0.0
 
 
+@dataclass(slots=True)
+class Machine:
+    """A machine with a clock, whose free memory is what a test says."""
+
+    free_mb: float = 4000.0
+    total_mb: float = 8000.0  # floor 300 MB, scarce below 150 MB, gone above 375 MB
+    on_battery: bool | None = None
+    now_s: float = 0.0
+    n_readings: int = 0
+
+    def read(self) -> Reading:
+        self.n_readings += 1
+        return Reading(
+            ram_free_bytes=round(self.free_mb * MB),
+            ram_total_bytes=round(self.total_mb * MB),
+            on_battery=self.on_battery,
+        )
+
+    def governor(
+        self, decoder: BlockDecoder, speculation: Speculation, limits: Limits | None = None
+    ) -> Governor:
+        return Governor(
+            decoder,
+            speculation,
+            limits or Limits(),
+            source=self.read,
+            clock=lambda: self.now_s,
+        )
+
+
 def engine_on(
     decoder: FakeDecoder,
     mode: Mode = "always",
@@ -283,8 +352,13 @@ def engine_on(
     *,
     cost: CostTable | None = None,
     verify_len: int | None = None,
+    machine: Machine | None = None,
+    limits: Limits | None = None,
 ) -> Engine:
-    """An engine on the fake, with the speculation that goes with it."""
+    """An engine on the fake, with the speculation that goes with it.
+
+    machine: whose pressure is acted on, within `limits`; None: nobody's.
+    """
     speculation = Speculation(
         mode=mode,
         proposer=proposer,
@@ -294,11 +368,13 @@ def engine_on(
         n_max=decoder.n_draft,
         verify_len=verify_len,
     )
+    real = cast(BlockDecoder, decoder)
     return Engine.from_loaded(
         Loaded(
-            decoder=cast(BlockDecoder, decoder),
+            decoder=real,
             speculation=speculation,
             target_name="scripted",
             drafter_name=proposer or "none",
+            governor=machine.governor(real, speculation, limits) if machine else None,
         )
     )

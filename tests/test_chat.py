@@ -21,7 +21,7 @@ SHORT = ("--ctx", "512", "--max-tokens", "16", "--threads", "1", "--temperature"
 OFF = (*SHORT, "--speculation", "off")
 STATUS = re.compile(
     r"\d+ tokens, \d+\.\d tok/s, tau \d\.\d, (accepted \d+ %|no draft verified)"
-    r"(, speculation (parked|off): .+)?"
+    r"(, speculation (parked|off|drafter released): .+)?"
 )
 PATIENCE_S = 20
 
@@ -89,6 +89,28 @@ def test_speculation_on_auto_measures_once_and_keeps_it(env: dict[str, str]) -> 
     assert done.returncode == 0
     assert STATUS.fullmatch(done.stderr.splitlines()[-1])
     assert len(list(Path(env["XDG_CACHE_HOME"], "dspark_edge").glob("cost-*.json"))) == 1
+
+
+def test_what_pressure_takes_away_is_said_after_the_reply(env: dict[str, str]) -> None:
+    code = (
+        "import sys, dspark_edge.governor as governor\n"
+        "from dspark_edge.device import Reading\n"
+        "from dspark_edge.chat import main\n"
+        "governor.read = lambda **_: Reading(ram_free_bytes=200 * 10**6)\n"
+        "sys.exit(main(sys.argv[1:]))\n"
+    )
+    how = (*SHORT, "--speculation", "always")
+    done = subprocess.run(
+        [sys.executable, "-c", code, *how],
+        input="Say hello.",
+        env=env,
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+    )
+    assert done.stdout == chat(env, "Say hello.", *OFF).stdout
+    assert "shorter drafts are verified: free memory 200 MB is below 300 MB\n" in done.stderr
+    assert STATUS.fullmatch(done.stderr.splitlines()[-1])
 
 
 @pytest.mark.parametrize("text", ["", " \n\n"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import zlib
 from collections.abc import Callable, Sequence
 from itertools import zip_longest
@@ -771,6 +772,89 @@ def test_a_second_thread_is_told_to_take_turns() -> None:
     decoder.after = come_in  # in the middle of a pass
     assert ids_of(run(engine, PROMPT, params(5))) == continuation(PROMPT, 5)
     assert errors == ["the engine is in use by another thread; take turns"]
+
+
+def in_another_thread(call: Callable[[], object]) -> object:
+    """What the call gives, or raises, in a thread of its own."""
+    results: list[object] = []
+
+    def work() -> None:
+        try:
+            results.append(call())
+        except DecodeError as error:
+            results.append(error)
+
+    worker = threading.Thread(target=work)
+    worker.start()
+    worker.join()
+    return results[0]
+
+
+def test_a_second_thread_can_abort_while_a_round_runs() -> None:
+    decoder = FakeDecoder()
+    engine = engine_on(decoder)
+    running, other = engine.add(PROMPT, params(100)), engine.add([3, 4], params(20))
+    answers: list[object] = []
+
+    def abort_both() -> None:  # in the middle of a pass: what runs, and what never was
+        if not answers:
+            answers.append(in_another_thread(lambda: engine.abort(running)))
+            answers.append(in_another_thread(lambda: engine.abort(99)))
+
+    decoder.after = abort_both
+    chunks = engine.step()
+    assert answers == [True, False]
+    assert {c.finish_reason for c in chunks} == {None}  # that round still counts
+    n_said = len(ids_of(chunks, running))
+    chunks += drain(engine)
+    assert len(ids_of(chunks, running)) == n_said
+    assert [c.finish_reason for c in chunks if c.request_id == running][-1] == "abort"
+    assert ids_of(chunks, other) == continuation([3, 4], 20)
+    assert in_another_thread(lambda: engine.abort(running)) is False
+
+
+def test_an_abort_of_a_request_that_ends_in_this_very_round_does_no_harm() -> None:
+    decoder = FakeDecoder(n_seq=1)
+    engine = engine_on(decoder, "off", None)
+    ending, queued = engine.add(PROMPT, params(1)), engine.add([3, 4], params(5))
+    decoder.after = lambda: in_another_thread(lambda: engine.abort(ending))
+    chunks = engine.step()
+    decoder.after = lambda: None
+    chunks += drain(engine)
+    assert [c.finish_reason for c in chunks if c.request_id == ending] == ["length"]
+    assert ids_of(chunks, queued) == continuation([3, 4], 5)
+
+
+def test_requests_added_and_aborted_by_another_thread_while_rounds_run() -> None:
+    engine = engine_on(FakeDecoder(n_seq=3, n_ctx=1 << 20))
+    wanted: dict[int, list[int]] = {}
+    aborted: list[int] = []
+
+    def ask() -> None:
+        for n in range(300):
+            prompt = [n % 256, n // 256, 7]
+            wanted[engine.add(prompt, params(5))] = prompt
+            if n % 3 == 0:
+                request = engine.add([9, n % 256], params(1 << 19))
+                assert engine.abort(request)
+                aborted.append(request)
+
+    chunks: list[Chunk] = []
+    asking = threading.Thread(target=ask)
+    asking.start()
+    while asking.is_alive() or not engine.is_idle:
+        chunks += engine.step()
+    asking.join()
+    chunks += engine.step()
+    said: dict[int, list[int]] = {request: [] for request in (*wanted, *aborted)}
+    reasons: dict[int, str | None] = {}
+    for chunk in chunks:
+        said[chunk.request_id] += chunk.token_ids
+        reasons[chunk.request_id] = chunk.finish_reason
+    assert len(wanted) == 300
+    assert all(said[r] == continuation(prompt, 5) for r, prompt in wanted.items())
+    assert {reasons[r] for r in wanted} == {"length"}
+    assert {reasons[r] for r in aborted} == {"abort"}
 
 
 # ---------------------------------------------------------------- seeds and parameters

@@ -170,6 +170,21 @@ def test_a_sensor_that_went_silent_is_named_when_its_step_is_lifted() -> None:
     assert policy.observe(Reading(), 31.0)[0].reason == "free memory is no longer told, for 30 s"
 
 
+def test_steps_that_do_not_apply_are_left_out() -> None:
+    policy = PressurePolicy(steps=("refuse", "park"))
+    assert run(policy, ram(212), range(20)) == [(0, "+park")]
+    assert run(policy, ram(100), [20]) == [(20, "+refuse")]
+    assert run(policy, ram(2000), range(21, 100)) == [(31, "-refuse"), (51, "-park")]
+
+
+def test_an_action_says_what_it_does_and_why() -> None:
+    why = "free memory 212 MB is below 300 MB"
+    texts = [Action("park", True, why).text, Action("park", False, "enough").text]
+    assert texts == [f"drafting is parked: {why}", "no longer: drafting is parked: enough"]
+    bar = Action("raise_bar", True, "on battery", 1.1).text
+    assert bar == "drafts must promise more: on battery"
+
+
 # ---------------------------------------------------------------- heat, time, queue
 
 

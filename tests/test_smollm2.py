@@ -68,7 +68,9 @@ def engines(cost_cache: Path) -> Iterator[Engines]:
     def engine(speculation: str, verify_len: int | None = None, **others: Any) -> Engine:
         key = (speculation, verify_len, *sorted(others.items()))
         if key not in made:
-            options: dict[str, Any] = {"n_ctx": 1024, "n_seq": 1, "n_threads": 1} | others
+            # What a busy machine does to the schedule is no matter of these tests.
+            quiet: dict[str, Any] = {"n_ctx": 1024, "n_seq": 1, "n_threads": 1, "limits": None}
+            options = quiet | others
             made[key] = Engine(
                 speculation=speculation,  # type: ignore[arg-type]
                 verify_len=verify_len,
@@ -304,7 +306,7 @@ def test_costs_are_measured_once_kept_and_measured_again_when_the_file_is_corrup
 
     def load() -> None:
         with Engine(n_ctx=512, n_seq=1, n_threads=1, cost_cache=tmp_path) as engine:
-            assert engine.speculation_state == "drafting: on trial (0 of 8 drafts), lookup goes on"
+            assert engine.speculation_state.endswith("(by its calibration), lookup goes on")
 
     load()
     (file,) = tmp_path.iterdir()
