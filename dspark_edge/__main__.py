@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-COMMANDS = ("chat", "bench")
+COMMANDS = ("chat", "bench", "models")
 
 
 def main() -> int:
@@ -18,6 +18,10 @@ def main() -> int:
         from .bench import __main__ as bench
 
         return bench.main(sys.argv[2:])
+    if name == "models":
+        from .models import __main__ as models
+
+        return models.main(sys.argv[2:])
     print(f"usage: dspark-edge {{{','.join(COMMANDS)}}} ...", file=sys.stderr)
     return 2
 

