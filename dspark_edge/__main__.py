@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-COMMANDS = ("chat", "bench", "models")
+COMMANDS = ("chat", "serve", "bench", "models")
 
 
 def main() -> int:
@@ -14,6 +14,13 @@ def main() -> int:
         from . import chat
 
         return chat.main(sys.argv[2:])
+    if name == "serve":
+        try:
+            from .server import __main__ as server
+        except ModuleNotFoundError as error:
+            print(f'error: {error}; pip install "dspark-edge[server]" brings it', file=sys.stderr)
+            return 1
+        return server.main(sys.argv[2:])
     if name == "bench":
         from .bench import __main__ as bench
 

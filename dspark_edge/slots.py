@@ -60,11 +60,16 @@ class SlotTable:
     def admit(self, request: Request) -> tuple[Slot, int]:
         """Gives the request a free slot, and how many of its first tokens that slot has cached.
 
-        The slot with the longest common prefix is taken, the least recently used among equals. The
+        The slot whose cache gains most over what is cut off is taken, so that a begin token in
+        common costs no other conversation its cache; the least recently used among equals. The
         last prompt token does not count: it is the first anchor, which stays out of the cache.
         """
         free = [slot for slot in self._slots if slot.request is None]
-        slot = max(free, key=lambda s: (n_common(s.cached, request.tokens), -s.used_at))
+
+        def gain(slot: Slot) -> int:
+            return max(2 * n_common(slot.cached, request.tokens) - len(slot.cached), 0)
+
+        slot = max(free, key=lambda s: (gain(s), -s.used_at))
         self._n_admitted += 1
         slot.used_at, slot.request, slot.prompt = self._n_admitted, request, request.tokens[:]
         request.seq_id = slot.seq_id

@@ -1,0 +1,315 @@
+"""The one thread that enters an engine: jobs in through a queue, pieces of text out to asyncio.
+
+Owns the engine from load to close. An idle thread blocks; a busy one crosses to the event loop once
+a round. Refuses to know HTTP, prompts and what becomes of the text.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import queue
+import threading
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import partial
+from typing import NamedTuple
+
+from ..engine import Engine
+from ..errors import DecodeError
+from ..sequence import Chunk, FinishReason, SamplingParams, Stats, TokenLogprob
+from .log import log_failure
+
+STOPPED = "the engine has stopped; the request can be sent again"
+SNAPSHOT_S = 0.5  # between two while rounds run
+MEMORY_PARTS = (
+    *("target_model_bytes", "target_context_bytes", "target_compute_bytes"),
+    *("drafter_model_bytes", "drafter_context_bytes", "drafter_compute_bytes"),
+)
+
+
+class Piece(NamedTuple):
+    """What one round added to one reply. n_verified, n_drafted and round_s (seconds) are this
+    round's; `stats` goes on changing with the request."""
+
+    text: str
+    token_ids: tuple[int, ...]
+    n_accepted: int
+    n_verified: int
+    n_drafted: int
+    round_s: float
+    finish_reason: FinishReason | None
+    logprobs: tuple[TokenLogprob, ...]
+    stats: Stats
+    error: str
+
+
+@dataclass(slots=True, eq=False)
+class Job:
+    """One request to the engine. pieces: (index, piece) as they come; several jobs of one HTTP
+    request share it. accepted: done once the engine has taken the job, or refused it."""
+
+    tokens: Sequence[int]
+    params: SamplingParams
+    index: int
+    pieces: asyncio.Queue[tuple[int, Piece]]
+    accepted: asyncio.Future[None]
+    id: int = -1
+    has_ended: bool = False
+    stats: Stats | None = None  # from here on what the thread has told so far
+    n_verified: int = 0
+    n_drafted: int = 0
+    decode_s: float = 0.0
+    own_s: float = 0.0
+
+    @property
+    def has_grammar(self) -> bool:
+        """Whether a grammar shapes the reply."""
+        return self.params.grammar is not None
+
+
+@dataclass(slots=True, frozen=True)
+class Snapshot:
+    """What the engine said of itself, some time ago."""
+
+    target: str
+    drafter: str
+    n_ctx: int
+    speculation: str
+    notices: tuple[str, ...]
+    acceptance_by_position: tuple[tuple[int, int], ...]
+    memory: dict[str, int] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, engine: Engine) -> Snapshot:
+        """Taken in the engine's thread, between rounds."""
+        use = engine.memory_use()
+        return cls(
+            target=engine.target_name,
+            drafter=engine.drafter_name,
+            n_ctx=engine.n_ctx,
+            speculation=engine.speculation_state,
+            notices=tuple(engine.notices),
+            acceptance_by_position=tuple(engine.acceptance_by_position),
+            memory={name: int(getattr(use, name)) for name in MEMORY_PARTS},
+        )
+
+
+class EngineThread:
+    """Runs one engine until it is stopped, or breaks. All methods belong to the event loop."""
+
+    def __init__(
+        self,
+        make: Callable[[], Engine],
+        *,
+        observe: Callable[[Sequence[Piece]], None],
+        grammar_s: float,
+    ) -> None:
+        """make: loads the engine, in the thread. observe: gets the pieces of every round, in the
+        event loop. grammar_s: see Limits."""
+        self._make = make
+        self._observe = observe
+        self._grammar_s = grammar_s
+        self._loop = asyncio.get_running_loop()
+        self._commands: queue.SimpleQueue[Callable[[Engine], None] | None] = queue.SimpleQueue()
+        self._jobs: dict[int, Job] = {}  # the thread's own
+        self._waiting: set[Job] = set()  # the loop's own: jobs that have not ended
+        self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
+        self._loaded: asyncio.Future[None] = self._loop.create_future()
+        self._ended = asyncio.Event()
+        self.snapshot: Snapshot | None = None
+
+    # ------------------------------------------------------------ from the event loop
+
+    async def load(self) -> None:
+        """Starts the thread and waits until the engine is there. Raises what loading raised."""
+        self._thread.start()
+        await asyncio.shield(self._loaded)
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether jobs can be given to it."""
+        return not self._ended.is_set()
+
+    @property
+    def n_jobs(self) -> int:
+        """Jobs that have not ended."""
+        return len(self._waiting)
+
+    def submit(self, job: Job) -> None:
+        """Hands over a job; it is admitted before the next round."""
+        self._waiting.add(job)
+        self._commands.put(partial(self._add, job))
+        if not self.is_alive:
+            self._lose()
+
+    def cancel(self, job: Job) -> None:
+        """Ends a job before the next round; nothing more comes from it."""
+        if not job.has_ended:
+            job.has_ended = True
+            self._waiting.discard(job)
+            self._commands.put(partial(self._abort, job))
+
+    async def refresh(self, timeout_s: float) -> Snapshot | None:
+        """A new snapshot, or the last one when the engine is busy for longer than the timeout."""
+        taken: asyncio.Future[None] = self._loop.create_future()
+        self._commands.put(partial(self._take_snapshot, taken))
+        with suppress(asyncio.TimeoutError):
+            await asyncio.wait_for(taken, timeout_s)
+        return self.snapshot
+
+    async def stop(self) -> None:
+        """Ends all jobs, closes the engine and waits for the thread."""
+        self._commands.put(None)
+        await self._ended.wait()
+        await asyncio.to_thread(self._thread.join)
+
+    def _deliver(self, pieces: Sequence[tuple[Job, Piece]]) -> None:
+        self._observe([piece for _, piece in pieces])
+        for job, piece in pieces:
+            if job.has_ended:
+                continue
+            job.pieces.put_nowait((job.index, piece))
+            if piece.finish_reason is not None:
+                job.has_ended = True
+                self._waiting.discard(job)
+
+    def _answer(self, job: Job, error: BaseException | None) -> None:
+        if error is not None:
+            job.has_ended = True
+            self._waiting.discard(job)
+        if not job.accepted.done():
+            _settle(job.accepted, error)
+
+    def _end(self, error: BaseException | None) -> None:
+        if not self._loaded.done():
+            _settle(self._loaded, error or DecodeError(STOPPED))
+        elif error is not None:
+            log_failure("the engine failed and is closed", error)
+        self._ended.set()
+        self._lose()
+
+    def _lose(self) -> None:
+        """Nobody works on these jobs any more: say so to whoever waits for them."""
+        for job in list(self._waiting):
+            self._answer(job, DecodeError(STOPPED))
+            job.pieces.put_nowait((job.index, _broken(job, STOPPED)))
+
+    # ------------------------------------------------------------ in the thread
+
+    def _run(self) -> None:
+        error: BaseException | None = None
+        try:
+            engine = self._make()
+            try:
+                self.snapshot = Snapshot.of(engine)
+                self._post(partial(_settle, self._loaded, None))
+                self._serve(engine)
+            finally:
+                engine.close()
+        except Exception as caught:
+            error = caught
+        self._post(partial(self._end, error))
+
+    def _serve(self, engine: Engine) -> None:
+        next_snapshot_s = 0.0
+        while self._obey(engine):
+            if engine.is_idle:
+                continue
+            cpu_s = time.thread_time()
+            pieces = [
+                self._piece(self._jobs[chunk.request_id], chunk)
+                for chunk in engine.step()
+                if chunk.request_id in self._jobs
+            ]
+            if time.thread_time() - cpu_s > self._grammar_s:
+                pieces += self._end_slow_grammars(engine)
+            if pieces:
+                self._post(partial(self._deliver, pieces))
+            now_s = time.monotonic()
+            if now_s > next_snapshot_s:
+                self.snapshot = Snapshot.of(engine)
+                next_snapshot_s = now_s + SNAPSHOT_S
+
+    def _obey(self, engine: Engine) -> bool:
+        """Carries out what waits; with nothing else to do, waits for it. False: stop."""
+        while True:
+            try:
+                command = self._commands.get(block=engine.is_idle)
+            except queue.Empty:
+                return True
+            if command is None:
+                return False
+            command(engine)
+
+    def _add(self, job: Job, engine: Engine) -> None:
+        try:
+            job.id = engine.add(job.tokens, job.params)
+        except Exception as error:  # the job's own fault, or no room: for its sender to read
+            self._post(partial(self._answer, job, error))
+            return
+        self._jobs[job.id] = job
+        self._post(partial(self._answer, job, None))
+
+    def _abort(self, job: Job, engine: Engine) -> None:
+        if self._jobs.pop(job.id, None) is not None:
+            engine.abort(job.id)
+
+    def _take_snapshot(self, taken: asyncio.Future[None], engine: Engine) -> None:
+        self.snapshot = Snapshot.of(engine)
+        self._post(partial(_settle, taken, None))
+
+    def _piece(self, job: Job, chunk: Chunk) -> tuple[Job, Piece]:
+        stats = job.stats = chunk.stats
+        n_verified, job.n_verified = stats.n_verified - job.n_verified, stats.n_verified
+        n_drafted, job.n_drafted = stats.n_drafted - job.n_drafted, stats.n_drafted
+        round_s, job.decode_s = stats.decode_s - job.decode_s, stats.decode_s
+        if chunk.finish_reason is not None:
+            del self._jobs[job.id]
+        return job, Piece(
+            text=chunk.text,
+            token_ids=chunk.token_ids,
+            n_accepted=chunk.n_accepted,
+            n_verified=n_verified,
+            n_drafted=n_drafted,
+            round_s=round_s,
+            finish_reason=chunk.finish_reason,
+            logprobs=chunk.logprobs,
+            stats=stats,
+            error=chunk.error,
+        )
+
+    def _end_slow_grammars(self, engine: Engine) -> list[tuple[Job, Piece]]:
+        """Ends the jobs whose grammars hold everybody up: their last round took too long.
+
+        own_s is wall time, which also grows while the whole process stands still; the caller has
+        looked at the thread's own time.
+        """
+        ended: list[tuple[Job, Piece]] = []
+        for job in [job for job in self._jobs.values() if job.has_grammar and job.stats]:
+            own_s = job.stats.own_s if job.stats else 0.0
+            last_s, job.own_s = own_s - job.own_s, own_s
+            if last_s > self._grammar_s:
+                self._abort(job, engine)
+                error = f"the grammar took {last_s:.1f} s for one round; the limit is "
+                ended.append((job, _broken(job, f"{error}{self._grammar_s} s: make it simpler")))
+        return ended
+
+    def _post(self, call: Callable[[], None]) -> None:
+        with suppress(RuntimeError):  # the loop is closed: nobody is left to tell
+            self._loop.call_soon_threadsafe(call)
+
+
+def _broken(job: Job, error: str) -> Piece:
+    """The last piece of a job that the engine will say nothing more of."""
+    return Piece("", (), 0, 0, 0, 0.0, "error", (), job.stats or Stats(), error)
+
+
+def _settle(future: asyncio.Future[None], error: BaseException | None) -> None:
+    if future.done():
+        return
+    if error is None:
+        future.set_result(None)
+    else:
+        future.set_exception(error)

@@ -1,0 +1,308 @@
+"""Which model is in memory: loads on demand, switches, unloads when idle, and counts who is in.
+
+A request holds a lease on the model that it uses; a model with leases stays. Refuses to know what
+requests ask of it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Literal
+
+import psutil
+
+from ..engine import Engine
+from ..errors import DsparkError, ModelError
+from .catalogue import Catalogue, Entry
+from .engine_thread import EngineThread, Snapshot
+from .errors import ApiError
+from .log import logger
+from .metrics import Totals
+from .prompts import PromptTemplate
+from .settings import EngineOptions, Settings
+from .vocabulary import Vocabulary
+
+N_TEXTS_KEPT = 2  # vocabularies in memory at most, apart from those in use
+FIRST_GUESS_S = 5.0  # of how long a request takes, before one has ended
+
+State = Literal["unloaded", "loading", "ready", "failed"]
+MakeEngine = Callable[[Path, EngineOptions], Engine]
+
+
+def make_engine(path: Path, options: EngineOptions) -> Engine:
+    """A real engine on a file."""
+    return Engine(
+        path,
+        drafter=options.drafter,
+        n_ctx=options.n_ctx,
+        n_seq=options.n_seq,
+        n_gpu_layers=options.n_gpu_layers,
+        n_threads=options.n_threads,
+        speculation=options.speculation,
+        cost_cache=options.cost_cache,
+    )
+
+
+@dataclass(slots=True, frozen=True)
+class ModelText:
+    """What turns messages into tokens, for one model."""
+
+    vocabulary: Vocabulary
+    template: PromptTemplate | None  # None: the model has none
+    no_template: str = ""  # why
+
+    def need_template(self) -> PromptTemplate:
+        """The template, or ApiError."""
+        if self.template is None:
+            raise ApiError(400, self.no_template, code="no_chat_template", param="model")
+        return self.template
+
+
+@dataclass(slots=True, eq=False)
+class Served:
+    """A model in memory."""
+
+    entry: Entry
+    text: ModelText
+    thread: EngineThread
+    n_leases: int = 0
+
+
+class ModelHub:
+    """One model at a time. All methods belong to the event loop."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        catalogue: Catalogue,
+        totals: Totals,
+        make: MakeEngine = make_engine,
+    ) -> None:
+        self.catalogue = catalogue
+        self._settings = settings
+        self._totals = totals
+        self._make = make
+        self._turn = asyncio.Lock()  # in the order of arrival, so a switch cannot starve
+        self._served: Served | None = None
+        self._change: asyncio.Task[None] | None = None  # a load or unload under way
+        self._left = asyncio.Event()  # set when a lease ends
+        self._unload_timer: asyncio.TimerHandle | None = None
+        self._texts: dict[tuple[str, int], ModelText] = {}
+        self._loading: tuple[Entry, float, int] | None = None  # entry, since, memory then
+        self.failure = ""  # why the last load failed
+        self.n_requests = 0  # jobs under way or waiting
+        totals.is_parked = self._is_parked
+
+    # ------------------------------------------------------------ for requests
+
+    @asynccontextmanager
+    async def lease(self, name: str | None, n_jobs: int) -> AsyncIterator[Served]:
+        """The model of a name, in memory for as long as the block lasts.
+
+        Raises ApiError (404, 429, 503) when it cannot be had.
+        """
+        self._admit(n_jobs)
+        try:
+            async with self._turn:
+                served = await self._serve(name)
+                served.n_leases += 1
+            self._keep_awake()
+            try:
+                yield served
+            finally:
+                served.n_leases -= 1
+                self._left.set()
+        finally:
+            self.n_requests -= n_jobs
+            self._plan_unload()
+
+    async def text_of(self, name: str | None) -> ModelText:
+        """The vocabulary and template of a model, in memory or not. Raises ApiError."""
+        entry = await asyncio.to_thread(self.catalogue.find, name)
+        return await self._text(entry)
+
+    def _admit(self, n_jobs: int) -> None:
+        room = self._settings.engine.n_seq + self._settings.max_queue
+        if self.n_requests + n_jobs > room:
+            raise ApiError(
+                429,
+                f"{self.n_requests} requests run or wait and the limit is {room}; "
+                "try again later, or start the server with a larger --max-queue",
+                code="queue_full",
+                retry_s=self.wait_s(),
+            )
+        self.n_requests += n_jobs
+
+    def wait_s(self) -> float:
+        """How long a new request would wait for its turn, in seconds, as far as can be told."""
+        n_seq = self._settings.engine.n_seq
+        mean_s = self._totals.mean_request_s(FIRST_GUESS_S)
+        return max(self.n_requests - n_seq, 0) / n_seq * mean_s
+
+    @property
+    def n_jobs(self) -> int:
+        """Jobs that the engine has got and that have not ended."""
+        return self._served.thread.n_jobs if self._served is not None else 0
+
+    @property
+    def n_waiting(self) -> int:
+        """Jobs beyond those that can run."""
+        return max(self.n_requests - self._settings.engine.n_seq, 0)
+
+    # ------------------------------------------------------------ state
+
+    @property
+    def state(self) -> State:
+        """What a new request would find."""
+        if self._loading is not None:
+            return "loading"
+        if self._served is not None and self._served.thread.is_alive:
+            return "ready"
+        return "failed" if self.failure else "unloaded"
+
+    @property
+    def model_id(self) -> str | None:
+        """The model in memory or on its way there."""
+        if self._loading is not None:
+            return self._loading[0].id
+        return self._served.entry.id if self._served is not None else None
+
+    def progress(self) -> dict[str, float]:
+        """How far loading is: seconds so far, and the share of the file's size by which the
+        process has grown."""
+        if self._loading is None:
+            return {}
+        entry, since_s, rss_bytes = self._loading
+        try:
+            n_bytes = entry.path.stat().st_size
+        except OSError:
+            n_bytes = 0
+        grown = psutil.Process().memory_info().rss - rss_bytes
+        share = min(max(grown / n_bytes, 0.0), 0.99) if n_bytes else 0.0
+        return {"progress": round(share, 3), "elapsed_s": round(time.monotonic() - since_s, 2)}
+
+    async def snapshot(self, timeout_s: float) -> Snapshot | None:
+        """What the engine says of itself; None when there is none."""
+        if self._served is None or not self._served.thread.is_alive:
+            return None
+        return await self._served.thread.refresh(timeout_s)
+
+    def _is_parked(self) -> bool:
+        snapshot = self._served.thread.snapshot if self._served is not None else None
+        return snapshot is not None and snapshot.speculation.startswith("parked")
+
+    # ------------------------------------------------------------ load, switch, unload
+
+    async def preload(self) -> None:
+        """Brings the default model into memory. Raises as loading does."""
+        async with self._turn:
+            await self._serve(None)
+        self._plan_unload()
+
+    async def close(self) -> None:
+        """Frees everything."""
+        self._keep_awake()
+        if self._change is not None:
+            await asyncio.wait({self._change})
+        if self._served is not None:
+            await self._served.thread.stop()
+            self._served = None
+
+    async def _serve(self, name: str | None) -> Served:
+        if self._change is not None:  # begun for a request that has gone meanwhile, or an unload
+            await asyncio.wait({self._change})
+        entry = await asyncio.to_thread(self.catalogue.find, name)
+        if not self._has(entry):
+            while self._served is not None and self._served.n_leases:
+                self._left.clear()
+                await self._left.wait()
+            self._change = asyncio.create_task(self._load(entry))
+            # Whoever waits may go away; the load goes on for the next one.
+            await asyncio.shield(self._change)
+        if self._served is None:
+            raise ApiError(503, self.failure, code="model_failed", param="model")
+        return self._served
+
+    def _has(self, entry: Entry) -> bool:
+        served = self._served
+        return served is not None and served.entry == entry and served.thread.is_alive
+
+    async def _load(self, entry: Entry) -> None:
+        await self._unload()
+        rss_bytes = psutil.Process().memory_info().rss
+        self._loading, self.failure = (entry, time.monotonic(), rss_bytes), ""
+        thread = EngineThread(
+            partial(self._make, entry.path, self._settings.engine),
+            observe=self._totals.observe_round,
+            grammar_s=self._settings.limits.grammar_s,
+        )
+        try:
+            text = await self._text(entry)
+            await thread.load()
+            self._served = Served(entry, text, thread)
+            logger.info("model %s is loaded", entry.id)
+            for notice in thread.snapshot.notices if thread.snapshot else ():
+                logger.info("%s", notice)
+        except (DsparkError, ValueError, OSError, MemoryError) as error:
+            self.failure = f"model {entry.id} cannot be loaded: {error}"
+            logger.error("%s", self.failure)
+        finally:
+            self._loading = None
+
+    async def _unload(self) -> None:
+        served, self._served = self._served, None
+        if served is not None:
+            await served.thread.stop()
+            logger.info("model %s is unloaded", served.entry.id)
+
+    async def _text(self, entry: Entry) -> ModelText:
+        try:
+            key = (str(entry.path), entry.path.stat().st_mtime_ns)
+            text = self._texts.get(key)
+            if text is None:
+                text = await asyncio.to_thread(self._read_text, entry)
+        except (OSError, ModelError) as error:
+            raise ApiError(
+                503, f"model {entry.id} cannot be read: {error}", code="model_failed", param="model"
+            ) from error
+        self._texts[key] = text
+        while len(self._texts) > N_TEXTS_KEPT:
+            del self._texts[next(iter(self._texts))]
+        return text
+
+    def _read_text(self, entry: Entry) -> ModelText:
+        vocabulary = Vocabulary(entry.path)
+        given = self._settings.chat_template
+        source = given or vocabulary.metadata("tokenizer.chat_template")
+        try:
+            template = PromptTemplate(source, begin=vocabulary.begin_text, end=vocabulary.end_text)
+        except ModelError as error:
+            return ModelText(vocabulary, None, f"model {entry.id}: {error}")
+        return ModelText(vocabulary, template)
+
+    # ------------------------------------------------------------ idle
+
+    def _keep_awake(self) -> None:
+        if self._unload_timer is not None:
+            self._unload_timer.cancel()
+            self._unload_timer = None
+
+    def _plan_unload(self) -> None:
+        keep_alive_s = self._settings.keep_alive_s
+        if keep_alive_s < 0 or self.n_requests or self._served is None:
+            return
+        self._keep_awake()
+        loop = asyncio.get_running_loop()
+        self._unload_timer = loop.call_later(keep_alive_s, self._unload_if_idle)
+
+    def _unload_if_idle(self) -> None:
+        self._unload_timer = None
+        is_free = self._change is None or self._change.done()
+        if is_free and not self.n_requests and self._served is not None:
+            self._change = asyncio.create_task(self._unload())

@@ -1,0 +1,213 @@
+"""Who the server lets in, and hostile bodies."""
+
+from __future__ import annotations
+
+import json
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+from server_harness import WAIT_S, Running, running, tiny_settings
+
+from dspark_edge.server.settings import Limits, Settings
+
+KEY = "a key of enough characters"
+BODY = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 2}
+
+
+@pytest.fixture(scope="module")
+def server(tiny_llama: Path) -> Iterator[Running]:
+    settings = tiny_settings(
+        tiny_llama,
+        cors_origins=("http://app.example:3000",),
+        allow_hosts=("box.lan",),
+        limits=Limits(body_bytes=100_000, body_s=0.3),
+    )
+    with running(settings) as server:
+        yield server
+
+
+@pytest.mark.parametrize(
+    ("host", "status"),
+    [
+        ("127.0.0.1", 200),
+        ("localhost:1234", 200),
+        ("[::1]:80", 200),
+        ("box.lan", 200),
+        ("evil.example", 403),
+        ("127.0.0.1.evil.example", 403),
+        ("localhost@evil.example", 403),
+        ("10.0.0.1", 403),
+        ("localhost:x", 403),
+        ("", 403),
+    ],
+)
+def test_only_the_servers_own_names_are_answered(server: Running, host: str, status: int) -> None:
+    assert server.get("/health", Host=host).status_code == status
+
+
+@pytest.mark.parametrize(
+    ("origin", "status"),
+    [
+        ("http://app.example:3000", 200),
+        ("http://app.example:3001", 403),
+        ("http://localhost:5173", 403),
+        ("https://evil.example", 403),
+        ("null", 403),
+    ],
+)
+def test_only_named_pages_may_call(server: Running, origin: str, status: int) -> None:
+    response = server.post("/tokenize", {"content": "hi"}, Origin=origin)
+    assert response.status_code == status
+    allowed = response.headers.get("access-control-allow-origin")
+    assert allowed == (origin if status == 200 else None)
+
+
+def test_a_page_of_the_server_itself_may_call(server: Running) -> None:
+    assert server.post("/tokenize", {"content": "hi"}, Origin=server.url).status_code == 200
+
+
+def test_a_key_is_needed_everywhere(tiny_llama: Path) -> None:
+    with running(tiny_settings(tiny_llama, api_key=KEY)) as server:
+        for path in ("/health", "/stats", "/metrics", "/v1/models", "/openapi.json"):
+            assert server.get(path).status_code == 401
+            assert server.get(path, Authorization=f"Bearer {KEY}").status_code == 200
+        for wrong in ("", "Bearer", f"Bearer {KEY}x", f"Bearer {KEY[:-1]}", f"Basic {KEY}"):
+            response = server.post("/v1/chat/completions", BODY, Authorization=wrong)
+            assert response.status_code == 401
+            assert response.json()["error"]["code"] == "invalid_api_key"
+        odd = httpx.Headers({"Authorization": "Bearer kéy".encode("latin-1")})
+        with server.client() as client:
+            assert client.get("/health", headers=odd).status_code == 401
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "192.168.1.5", "::", "example.org"])
+def test_a_server_that_others_can_reach_needs_a_key(host: str) -> None:
+    with pytest.raises(ValueError, match="give an API key"):
+        Settings(host=host)
+    assert not Settings(host=host, api_key=KEY).is_loopback
+    with pytest.raises(ValueError, match="at least 16"):
+        Settings(host=host, api_key="short")
+
+
+def test_a_body_that_is_too_large_is_not_read(server: Running) -> None:
+    with server.client() as client:
+        known = client.post("/tokenize", content=b"x" * 100_001)
+        assert known.status_code == 413
+        unknown = client.post("/tokenize", content=iter([b"x" * 60_000] * 2))  # chunked
+        assert unknown.status_code == 413
+        assert "100000" in unknown.json()["error"]["message"]
+
+
+def test_a_body_that_never_comes_is_given_up(server: Running) -> None:
+    host, port = server.url.removeprefix("http://").split(":")
+    with socket.create_connection((host, int(port)), timeout=WAIT_S) as connection:
+        head = "POST /tokenize HTTP/1.1\r\nHost: localhost\r\nContent-Length: 50\r\n\r\n{"
+        connection.sendall(head.encode())
+        assert connection.recv(64).startswith(b"HTTP/1.1 408")
+
+
+HOSTILE = [
+    b"",
+    b"{",
+    b"null",
+    b"[]",
+    b'"text"',
+    b"\xff\xfe\x00",
+    b"[" * 90_000,
+    b'{"messages":' * 5_000,
+    b'{"messages": [{"role": "user", "content": "\\ud800"}]}',
+    b'{"messages": [{"role": "user", "content": "x", "\\ud800": 1}]}',
+    b'{"messages": [{"role": "user", "content": "x"}], "\\ud800": 1}',
+    b'{"messages": [{"role": "user", "content": "x"}], "temperature": NaN}',
+    b'{"messages": [{"role": "user", "content": "x"}], "temperature": 1e999}',
+    b'{"messages": [{"role": "user", "content": "x"}], "seed": ' + b"9" * 6000 + b"}",
+    b'{"messages": [{"role": "user", "content": {"a": 1}}]}',
+    b'{"messages": [{"role": "root", "content": "x"}]}',
+    b'{"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}',
+    b'{"messages": "hi"}',
+]
+
+
+@pytest.mark.parametrize("body", HOSTILE, ids=range(len(HOSTILE)))
+def test_a_hostile_body_is_refused_in_openais_form(server: Running, body: bytes) -> None:
+    with server.client() as client:
+        response = client.post(
+            "/v1/chat/completions", content=body, headers={"Content-Type": "application/json"}
+        )
+    assert response.status_code in (400, 422), response.text
+    assert response.json()["error"]["message"]
+
+
+def deep(depth: int) -> dict[str, object]:
+    schema: dict[str, object] = {"type": "string"}
+    for _ in range(depth):
+        schema = {"type": "object", "properties": {"a": schema}, "required": ["a"]}
+    return schema
+
+
+@pytest.mark.parametrize(
+    ("schema", "why"),
+    [
+        (deep(40), "deeper than 32"),
+        ({"enum": ["x"] * 3000}, "more than 2000 parts"),
+        ({"type": "string", "maxLength": 10**9}, "maxLength"),
+        ({"type": "array", "items": {}, "minItems": 10**9}, "minItems"),
+        ({"type": "integer", "minimum": 3}, "minimum"),
+        ({"not": {}}, "not"),
+        ({"$ref": "https://evil.example/schema.json"}, "$ref"),
+        ({"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/a"}}}, "grammar"),
+        ({"type": "string", "pattern": "^(a$"}, "grammar"),
+        ({"type": "string", "pattern": "^" + "(" * 200 + "$"}, "grammar"),
+        ({"type": "string", "pattern": "^a{99999999}$"}, "more than 200 times"),
+        ({"type": "string", "pattern": "^a{1,99999999}$"}, "more than 200 times"),
+        ({"type": "string", "pattern": "^(a?){200}$"}, "200 parts may be left out"),
+        ({"type": "string", "pattern": "^((a?){20}){20}$"}, "400 parts may be left out"),
+        ({"type": "string", "pattern": "^" + "a?" * 100 + "$"}, "100 parts may be left out"),
+        ({"properties": {f"p{i}": {} for i in range(200)}}, "200 parts may be left out"),
+        ({"type": "object", "properties": {}, "required": ["b"]}, "'b'"),
+        ({"enum": ['say "no"']}, "escape"),
+        ({"type": "text"}, "type"),
+        ({"anyOf": []}, "anyOf"),
+    ],
+)
+def test_a_schema_that_cannot_be_enforced_is_refused(
+    server: Running, schema: dict[str, object], why: str
+) -> None:
+    shape = {"type": "json_schema", "json_schema": {"name": "s", "schema": schema}}
+    response = server.post("/v1/chat/completions", {**BODY, "response_format": shape})
+    assert response.status_code == 400, response.text
+    assert why in response.json()["error"]["message"]
+
+
+def test_paths_in_a_model_name_open_no_files(server: Running) -> None:
+    for name in ("../../etc/passwd", "/etc/passwd", "llama.gguf", "llama/../llama", "\x00"):
+        response = server.post("/v1/chat/completions", {**BODY, "model": name})
+        assert response.status_code == 404
+    assert server.get("/v1/models/..%2F..%2Fetc%2Fpasswd").status_code == 404
+
+
+def test_errors_of_the_framework_have_openais_form(server: Running) -> None:
+    assert server.get("/nowhere").json()["error"]["type"] == "not_found_error"
+    assert server.get("/v1/chat/completions").status_code == 405
+    with server.client() as client:
+        as_text = {"Content-Type": "text/plain"}  # what a page may send without asking first
+        response = client.post("/v1/chat/completions", content=json.dumps(BODY), headers=as_text)
+    assert response.status_code == 422
+
+
+def test_the_page_needs_no_key_and_nothing_else_is_served_from_disk(
+    tiny_llama: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "secret.txt").write_text("not for you")
+    static = tmp_path / "static"
+    static.mkdir()
+    (static / "index.html").write_text("<title>page</title>")
+    (static / "page.js").write_text("1")
+    with running(tiny_settings(tiny_llama, api_key=KEY), static=static) as server:
+        assert server.get("/").text == "<title>page</title>"
+        assert server.get("/static/page.js").text == "1"
+        for path in ("/static/../secret.txt", "/static/%2e%2e/secret.txt", "/static//etc/passwd"):
+            assert server.get(path).status_code in (401, 404)
