@@ -28,6 +28,7 @@ BlockDecoder::BlockDecoder(const DecoderConfig & config) : config_(config) {
     n_vocab_ = llama_vocab_n_tokens(pair_->vocab());
     sequences_.resize(config.n_seq);
     batch_ = make_batch(config.n_batch, 0);
+    cpu_attention_ = CpuAttention(pair_->target_ctx());
     if (const DrafterFile * file = pair_->drafter_file()) {
         block_size_ = file->block_size;
         n_draft_ = file->n_draft();
@@ -163,6 +164,7 @@ void BlockDecoder::evaluate(int32_t seq_id, const std::vector<llama_token> & tok
     for (const llama_token token : tokens) {
         add_token(*batch_, token, pos++, seq_id, /*output*/ false);
     }
+    cpu_attention_.use_one_order(false);
     decode_target({seq_id});
     seq.tokens.insert(seq.tokens.end(), tokens.begin(), tokens.end());
     seq.n_last_pass = static_cast<int32_t>(tokens.size());
@@ -291,6 +293,7 @@ std::vector<Verdict> BlockDecoder::verify(
             add_token(*batch_, token, pos++, seq_ids[s], /*output*/ true);
         }
     }
+    cpu_attention_.use_one_order(true);
     decode_target(seq_ids);
 
     // All rows are read before a rebuild, which would overwrite them.
@@ -404,6 +407,7 @@ double BlockDecoder::time_step(int32_t n_tokens, int32_t depth) {
     for (int32_t i = 0; i < n_tokens; ++i) {
         add_token(*batch_, /*token*/ 0, depth + i, scratch_seq_, /*output*/ true);
     }
+    cpu_attention_.use_one_order(true);
     const int code = clock_.decode(target_ctx(), *batch_);
     const bool can_cut = !pair_->is_recurrent() && depth > 0;
     if (!can_cut || !llama_memory_seq_rm(memory(), scratch_seq_, depth, -1)) {

@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "block_drafter.h"
+#include "cpu_attention.h"
 #include "model_pair.h"
 #include "passes.h"
 #include "sampling.h"
@@ -119,6 +120,7 @@ class BlockDecoder {
     DecoderConfig config_;
     std::shared_ptr<ModelPair> pair_;
     PassClock clock_;
+    CpuAttention cpu_attention_;
     std::unique_ptr<BlockDrafter> drafter_;  // null: none
     std::atomic<bool> has_drafter_{false};   // read without the lock
     int32_t block_size_ = 0;

@@ -7,7 +7,13 @@
 #include <cstdint>
 #include <map>
 
+#include "ggml-backend.h"
 #include "llama.h"
+
+// Only the member function that is called; the layout is llama.cpp's own.
+struct llama_context {
+    ggml_backend_sched_t get_sched() const;
+};
 
 struct llama_memory_breakdown_data {
     size_t model = 0;

@@ -7,6 +7,8 @@ use different kernels): then the margin is printed, and it must be below EPSILON
 from __future__ import annotations
 
 import json
+import platform
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
@@ -239,6 +241,22 @@ def test_logprobs_with_speculation_equal_those_of_plain_decoding(engines: Engine
     assert worst < LOGPROB_TOLERANCE
     assert any(row.logprob < -0.01 for row in rows[1])
     assert all(len(row.top) == 3 for row in rows[1])
+
+
+@pytest.mark.skipif(
+    platform.machine() not in ("x86_64", "AMD64") or sys.platform == "win32",
+    reason="other processors have kernels of their own for wide passes",
+)
+def test_passes_of_every_width_round_alike(engines: Engines) -> None:
+    """Beyond 256 tokens ggml would split the attention of one token among threads, not of more."""
+    plain = engines("off", n_threads=2)
+    params = SamplingParams(temperature=0.0, max_tokens=40, logprobs=0, ignore_eos=True)
+    prompt = (plain.tokenize(" ".join(QUESTIONS)) * 2)[:300]  # no prefix that is cached already
+    texts = []
+    for engine in (plain, *(engines("always", k, n_threads=2) for k in (1, 4))):
+        chunks = list(engine.generate(prompt, params))
+        texts.append([logprob for chunk in chunks for logprob in chunk.logprobs])
+    assert texts[0] == texts[1] == texts[2]
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
