@@ -213,13 +213,14 @@ def params(n: int) -> SamplingParams:
     return SamplingParams(max_tokens=n, temperature=0.0, seed=1)
 
 
-def test_the_clock_starts_after_the_first_token_of_all() -> None:
-    """Else evaluating prompts would count as decoding."""
+def test_the_clock_runs_while_all_requests_run() -> None:
+    """Else evaluating prompts would count as decoding, and a fast reply's end as slowness."""
     engine = engine_on(FakeDecoder(n_seq=2), "off", None)
     result = run_group(engine, [list(b"a first one"), list(b"the second")], [params(6)] * 2)
     assert [len(reply) for reply in result.replies] == [6, 6]
     # The second prompt is evaluated a step later: by then the first reply has two tokens.
-    assert result.n_tokens == 4 + 5
+    # The first ends when the second has one token to go.
+    assert result.n_tokens == 4 + 4
     assert [each.batch_tokens for each in result.rounds] == [2, 2, 2, 2, 1]
 
 

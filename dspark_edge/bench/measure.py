@@ -1,7 +1,8 @@
 """Runs one group of requests side by side on an engine, and measures it.
 
 The clock of decoding starts when each request has its first token, so that no prompt is evaluated
-while it runs. Refuses to know modes, repeats and prompts' names.
+while it runs, and stops when one ends: after that fewer run side by side than were asked for, and
+the sooner the faster the others were. Refuses to know modes, repeats and prompts' names.
 """
 
 from __future__ import annotations
@@ -58,9 +59,10 @@ def run_group(
     run = GroupRun([[] for _ in prompts], [Stats() for _ in prompts])
     n_verified = [0] * len(prompts)
     without_token = set(place)
+    has_ended = False
     joules = None
     while not engine.is_idle:
-        is_clocked = not without_token
+        is_clocked = not without_token and not has_ended
         if is_clocked and joules is None and meter is not None:
             joules = meter.joules()
         start = time.perf_counter()
@@ -70,14 +72,15 @@ def run_group(
         for chunk in chunks:
             index = place[chunk.request_id]
             without_token.discard(chunk.request_id)
+            has_ended = has_ended or chunk.finish_reason is not None
             n_drafted = _take(run, index, chunk, n_verified[index])
             n_verified[index] += n_drafted
             this.batch_tokens += 1 + n_drafted
             this.n_tokens += len(chunk.token_ids)
         if is_clocked:
             run.rounds.append(this)
-    if joules is not None and meter is not None:
-        run.joules = meter.joules() - joules
+            if has_ended and joules is not None and meter is not None:
+                run.joules = meter.joules() - joules
     return run
 
 
