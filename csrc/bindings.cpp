@@ -117,6 +117,33 @@ py::list verify(BlockDecoder & self, const std::vector<int32_t> & seq_ids,
     return result;
 }
 
+// Written in place: states are large, and a second copy would be memory that nobody planned.
+py::bytes save_sequence(BlockDecoder & self, int32_t seq_id) {
+    size_t n_bytes = 0;
+    {
+        const py::gil_scoped_release no_gil;
+        n_bytes = self.saved_bytes(seq_id);
+    }
+    const auto blob = py::reinterpret_steal<py::bytes>(
+        PyBytes_FromStringAndSize(nullptr, static_cast<Py_ssize_t>(n_bytes)));
+    if (!blob) {
+        throw py::error_already_set();
+    }
+    auto * to = reinterpret_cast<uint8_t *>(PyBytes_AS_STRING(blob.ptr()));
+    {
+        const py::gil_scoped_release no_gil;
+        self.save_sequence(seq_id, to, n_bytes);
+    }
+    return blob;
+}
+
+std::vector<llama_token> restore_sequence(BlockDecoder & self, int32_t seq_id,
+                                          const py::bytes & blob) {
+    const std::string_view bytes = blob;
+    const py::gil_scoped_release no_gil;
+    return self.restore_sequence(seq_id, bytes);
+}
+
 void bind_records(py::module_ & m) {
     py::class_<SamplingParams>(m, "SamplingConfig")
         .def(py::init([](float temperature, int32_t top_k, float top_p, float min_p,
@@ -147,7 +174,8 @@ void bind_records(py::module_ & m) {
     py::class_<DecoderConfig>(m, "DecoderConfig")
         .def(py::init([](std::string target_path, uintptr_t target_address,
                          std::string drafter_path, int32_t n_ctx, int32_t n_seq, int32_t n_batch,
-                         int32_t n_threads, int32_t n_gpu_layers, int32_t max_verify_len) {
+                         int32_t n_threads, int32_t n_gpu_layers, int32_t max_verify_len,
+                         std::string target_id, std::string drafter_id) {
                  return DecoderConfig{std::move(target_path),
                                       target_address,
                                       std::move(drafter_path),
@@ -156,12 +184,14 @@ void bind_records(py::module_ & m) {
                                       n_batch,
                                       n_threads,
                                       n_gpu_layers,
-                                      max_verify_len};
+                                      max_verify_len,
+                                      std::move(target_id),
+                                      std::move(drafter_id)};
              }),
              py::kw_only(), py::arg("target_path") = "", py::arg("target_address") = 0,
              py::arg("drafter_path") = "", py::arg("n_ctx") = 4096, py::arg("n_seq") = 4,
              py::arg("n_batch") = 512, py::arg("n_threads") = 0, py::arg("n_gpu_layers") = -1,
-             py::arg("max_verify_len") = 8);
+             py::arg("max_verify_len") = 8, py::arg("target_id") = "", py::arg("drafter_id") = "");
 
     py::class_<DrafterFile>(m, "DrafterFile")
         .def(py::init<const std::string &>(), py::arg("path"))
@@ -201,6 +231,8 @@ void bind_decoder(py::module_ & m) {
         .def("n_past", &BlockDecoder::n_past, py::arg("seq_id"))
         .def("prefill", &BlockDecoder::prefill, NoGil(), py::arg("seq_id"), py::arg("tokens"))
         .def("rewind", &BlockDecoder::rewind, NoGil(), py::arg("seq_id"), py::arg("n_keep"))
+        .def("save_sequence", &save_sequence, py::arg("seq_id"))
+        .def("restore_sequence", &restore_sequence, py::arg("seq_id"), py::arg("blob"))
         .def(
             "draft",
             [draft_type](BlockDecoder & self, const std::vector<int32_t> & seq_ids,

@@ -7,21 +7,13 @@
 
 namespace dspark {
 
-// Held during every call that touches a context. llama.cpp contexts are not thread-safe, and a
-// silent wait would hide the caller's mistake.
-class BlockDecoder::Busy {
-  public:
-    explicit Busy(std::mutex & mutex) : lock_(mutex, std::try_to_lock) {
-        if (!lock_.owns_lock()) {
-            throw Error(ErrorKind::decode,
-                        "the decoder is in use by another thread; give each thread its own, or "
-                        "take turns");
-        }
+BlockDecoder::Busy::Busy(std::mutex & mutex) : lock_(mutex, std::try_to_lock) {
+    if (!lock_.owns_lock()) {
+        throw Error(ErrorKind::decode,
+                    "the decoder is in use by another thread; give each thread its own, or take "
+                    "turns");
     }
-
-  private:
-    std::unique_lock<std::mutex> lock_;
-};
+}
 
 BlockDecoder::BlockDecoder(const DecoderConfig & config) : config_(config) {
     pair_ = std::make_shared<ModelPair>(config);

@@ -11,6 +11,7 @@
 #include <memory>
 #include <mutex>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "block_drafter.h"
@@ -18,6 +19,7 @@
 #include "model_pair.h"
 #include "passes.h"
 #include "sampling.h"
+#include "saved_sequence.h"
 
 namespace dspark {
 
@@ -54,6 +56,15 @@ class BlockDecoder {
     // cannot be cut there (recurrent states, a sliding window that has moved on) and the sequence
     // had to be emptied.
     int32_t rewind(int32_t seq_id, int32_t n_keep);
+
+    // ---- a sequence as bytes: both caches and what is held besides, so that it goes on in another
+    // process as if nothing had happened.
+    size_t saved_bytes(int32_t seq_id);
+    void save_sequence(int32_t seq_id, uint8_t * blob, size_t n_bytes);  // n_bytes: saved_bytes
+    // Replaces what an open sequence holds; returns its tokens. Throws Error(value) with the
+    // sequence as before when the blob is damaged or of other models, and Error(decode) with the
+    // sequence empty when llama.cpp refuses what is in it.
+    std::vector<llama_token> restore_sequence(int32_t seq_id, std::string_view blob);
 
     // ---- a round
     std::vector<Draft> draft(const std::vector<int32_t> & seq_ids,
@@ -95,7 +106,15 @@ class BlockDecoder {
         std::unique_ptr<Sampler> sampler;
         int32_t n_last_pass = 0;  // tokens of the last target pass: how far a state can go back
     };
-    class Busy;
+    // Held during every call that touches a context. llama.cpp contexts are not thread-safe, and a
+    // silent wait would hide the caller's mistake.
+    class Busy {
+      public:
+        explicit Busy(std::mutex & mutex);
+
+      private:
+        std::unique_lock<std::mutex> lock_;
+    };
 
     Sequence & sequence(int32_t seq_id);
     void check_tokens(const std::vector<llama_token> & tokens) const;
@@ -112,6 +131,8 @@ class BlockDecoder {
     void open_drafter();
     void close_drafter();
     bool window_is_whole(int32_t seq_id, int32_t n_keep) const;
+    SavedSequence small_parts(int32_t seq_id);
+    void check_saved(const SavedSequence & saved) const;
     void use_scratch(int32_t depth);
     void drop_scratch();
     llama_context * target_ctx() const { return pair_->target_ctx(); }

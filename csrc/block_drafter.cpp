@@ -9,14 +9,6 @@
 
 namespace dspark {
 
-namespace {
-
-// Features kept per sequence before they are injected without waiting for the next draft: while
-// parked, injection then costs one drafter pass in 64 tokens, and no drafter state is ever lost.
-constexpr int32_t kPendingRows = 64;
-
-}  // namespace
-
 BlockDrafter::BlockDrafter(ModelPair & pair, int32_t n_seq, PassClock & clock)
     : pair_(pair), clock_(clock), features_(n_seq) {
     if (file().markov_w1) {
@@ -128,6 +120,23 @@ void BlockDrafter::cut(int32_t seq_id, int32_t n_keep) {
 }
 
 void BlockDrafter::start_at(int32_t seq_id, int32_t n_past) { features_[seq_id].n_past = n_past; }
+
+void BlockDrafter::save(int32_t seq_id, SavedSequence & saved) {
+    saved.n_injected = features_[seq_id].n_past;
+    saved.pending = features_[seq_id].pending;
+    saved.n_drafter_bytes = llama_state_seq_get_size(ctx(), seq_id);
+}
+
+bool BlockDrafter::restore(int32_t seq_id, const SavedSequence & saved, const uint8_t * state) {
+    if (llama_state_seq_set_data(ctx(), state, saved.n_drafter_bytes, seq_id) !=
+            saved.n_drafter_bytes ||
+        llama_memory_seq_pos_max(llama_get_memory(ctx()), seq_id) >= saved.n_injected) {
+        return false;
+    }
+    features_[seq_id].n_past = saved.n_injected;
+    features_[seq_id].pending = saved.pending;
+    return true;
+}
 
 // Removes from the cache what is not the features of a committed token.
 void BlockDrafter::drop_block(int32_t seq_id) {

@@ -12,6 +12,7 @@
 #include "model_pair.h"
 #include "passes.h"
 #include "sampling.h"
+#include "saved_sequence.h"
 
 namespace dspark {
 
@@ -32,6 +33,11 @@ struct DraftInput {
 
 class BlockDrafter {
   public:
+    // Features kept per sequence before they are injected without waiting for the next draft: while
+    // parked, injection then costs one drafter pass in 64 tokens, and no drafter state is ever
+    // lost.
+    static constexpr int32_t kPendingRows = 64;
+
     // The pair must have a drafter and outlive this.
     BlockDrafter(ModelPair & pair, int32_t n_seq, PassClock & clock);
 
@@ -45,6 +51,12 @@ class BlockDrafter {
     // Goes on behind the first n_past tokens of an empty sequence, without their features. Until
     // the sequence is emptied the drafter attends to what follows only: its cache has a gap.
     void start_at(int32_t seq_id, int32_t n_past);
+
+    // Puts down what it holds of a sequence, and how large the state of its cache is.
+    void save(int32_t seq_id, SavedSequence & saved);
+
+    // Takes both back, into an empty sequence. False: llama.cpp refuses the state.
+    bool restore(int32_t seq_id, const SavedSequence & saved, const uint8_t * state);
 
     // One pass for all sequences, a full block for each.
     std::vector<Draft> draft(const std::vector<DraftInput> & inputs);

@@ -7,6 +7,7 @@
 #include <limits>
 
 #include "errors.h"
+#include "grammar_check.h"
 
 namespace dspark {
 
@@ -103,61 +104,6 @@ bool finite_in(float x, float low, float high) { return std::isfinite(x) && x >=
 
 [[noreturn]] void bad_value(const std::string & name, int32_t value, const std::string & limit) {
     bad_value(name, std::to_string(value), limit);
-}
-
-constexpr size_t kMaxGrammarBytes = 1 << 18;
-constexpr int kMaxGrammarDepth = 256;
-constexpr unsigned long long kMaxRepetition = 2000;
-
-// `text` begins with the brace of {low}, {low,} or {low,high}.
-void check_repetition(const char * text) {
-    unsigned long long low = 0;
-    unsigned long long high = 0;
-    const int n_read = std::sscanf(text, "{ %llu , %llu", &low, &high);
-    if (n_read == 2 && high < low) {
-        throw Error(ErrorKind::value, "the grammar repeats {" + std::to_string(low) + "," +
-                                          std::to_string(high) +
-                                          "}: the upper limit is below the lower one");
-    }
-    if (n_read >= 1 && std::max(low, high) > kMaxRepetition) {
-        throw Error(ErrorKind::value, "the grammar repeats something " +
-                                          std::to_string(std::max(low, high)) +
-                                          " times; the limit is " + std::to_string(kMaxRepetition));
-    }
-}
-
-// llama.cpp's parser recurses into parentheses and writes repetitions out, without limits that
-// protect the stack and the memory. Braces in literals, character classes and comments are text.
-void check_grammar(const std::string & grammar) {
-    if (grammar.size() > kMaxGrammarBytes) {
-        throw Error(ErrorKind::value, "the grammar has " + std::to_string(grammar.size()) +
-                                          " bytes; the limit is " +
-                                          std::to_string(kMaxGrammarBytes));
-    }
-    if (grammar.find('\0') != std::string::npos) {
-        throw Error(ErrorKind::value, "the grammar holds a zero byte, where llama.cpp would stop");
-    }
-    char closer = 0;  // what ends the text we are in; 0: none
-    int depth = 0;
-    for (size_t i = 0; i < grammar.size(); ++i) {
-        const char c = grammar[i];
-        if (closer != 0) {
-            if (c == '\\' && closer != '\n') {
-                ++i;
-            } else if (c == closer) {
-                closer = 0;
-            }
-        } else if (c == '"' || c == '[' || c == '#') {
-            closer = c == '"' ? '"' : c == '[' ? ']' : '\n';
-        } else if (c == '(' && ++depth > kMaxGrammarDepth) {
-            throw Error(ErrorKind::value, "the grammar nests parentheses deeper than " +
-                                              std::to_string(kMaxGrammarDepth));
-        } else if (c == ')') {
-            --depth;
-        } else if (c == '{') {
-            check_repetition(grammar.c_str() + i);
-        }
-    }
 }
 
 // Logits of a row sorted into buckets by distance from the maximum, to find the k-th largest value

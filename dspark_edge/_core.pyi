@@ -35,7 +35,9 @@ class SamplingConfig:
 
 class DecoderConfig:
     """What a BlockDecoder loads: exactly one of target_path and target_address (a llama_model* that
-    the caller keeps alive), and how large its contexts are. n_ctx is per sequence."""
+    the caller keeps alive), and how large its contexts are. n_ctx is per sequence. target_id and
+    drafter_id tell the files' contents from others: a saved sequence goes back only under the same.
+    """
 
     def __init__(
         self,
@@ -49,6 +51,8 @@ class DecoderConfig:
         n_threads: int = 0,
         n_gpu_layers: int = -1,
         max_verify_len: int = 8,
+        target_id: str = "",
+        drafter_id: str = "",
     ) -> None: ...
 
 class DrafterFile:
@@ -141,6 +145,21 @@ class BlockDecoder:
     def rewind(self, seq_id: int, n_keep: int) -> int:
         """Cuts the caches to n_keep tokens. Returns the tokens left: n_keep, or 0 where the target
         cannot be cut there (recurrent, or its sliding window moved on): the sequence is empty."""
+
+    def save_sequence(self, seq_id: int) -> bytes:
+        """A sequence as bytes: its tokens, both caches, the drafter's features that wait.
+
+        Raises ValueError when it holds no tokens, DecodeError, MemoryError.
+        """
+
+    def restore_sequence(self, seq_id: int, blob: bytes) -> list[int]:
+        """Puts what save_sequence gave into an open sequence, instead of what that holds.
+
+        Returns its tokens. A decoder without a drafter takes the target's part. Raises ValueError
+        with the sequence as before (damaged, another build, target or drafter, more tokens than
+        n_ctx), and DecodeError with the sequence empty (llama.cpp refuses the state). The checksum
+        finds damage, not malice: such bytes are as trusted as a model file.
+        """
 
     def draft(self, seq_ids: Sequence[int], anchors: Sequence[int]) -> list[Draft]:
         """One drafter pass over all given sequences: a full block for each."""

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 from ._core import MemoryUse, SamplingConfig, Verdict
 from .errors import BusyError, ContextFullError, DecodeError
 from .interrupts import Uninterrupted
-from .loading import Loaded, load
+from .loading import Identity, Loaded, load
 from .lookup import LookupDrafter
 from .pressure import Action, Limits
 from .prompt import ChatTemplate
@@ -127,6 +127,11 @@ class Engine:
         return self._loaded.drafter_name
 
     @property
+    def identity(self) -> Identity:
+        """Which files are loaded: what a saved cache is good for."""
+        return self._loaded.identity
+
+    @property
     def notices(self) -> list[str]:
         """What the user should know about loading, e.g. why a drafter is not used."""
         return self._loaded.notices
@@ -207,6 +212,39 @@ class Engine:
         if token < 0:
             return ""
         return self._decoder.token_bytes(token, special=True).decode("utf-8", errors="replace")
+
+    # ------------------------------------------------------------ caches as bytes
+
+    def save_cache(self, tokens: Sequence[int]) -> bytes:
+        """The caches, the drafter's too, of the idle conversation that begins like these tokens.
+
+        b"" when none does. Raises DecodeError (also while another thread runs a round), and
+        MemoryError.
+        """
+        with Uninterrupted(), self._alone():
+            self._refuse_if_closed()
+            slot = self._slots.holding(tokens)
+            return self._decoder.save_sequence(slot.seq_id) if slot is not None else b""
+
+    def load_cache(self, blob: bytes) -> int:
+        """Puts what `save_cache` gave into a free sequence, for the next request to find.
+
+        Returns the number of its tokens. Raises ValueError when it is damaged or does not belong to
+        what is loaded, or no sequence is free, and DecodeError.
+        """
+        with Uninterrupted(), self._alone():
+            self._refuse_if_closed()
+            slot = self._slots.spare()
+            if slot is None:
+                raise ValueError("every sequence runs a request; wait for one, or raise n_seq")
+            self._decoder.open_sequence(slot.seq_id, SamplingConfig())
+            try:
+                tokens = self._decoder.restore_sequence(slot.seq_id, blob)
+            except DecodeError:
+                slot.cached.clear()
+                raise
+            self._slots.restore(slot, tokens)
+            return len(tokens)
 
     # ------------------------------------------------------------ requests
 
@@ -385,8 +423,7 @@ class Engine:
     def _work(self) -> None:
         # A pass and what it gained belong together: Ctrl-C waits for the end of the round.
         with Uninterrupted(), self._alone():
-            if self._is_closed:
-                raise ValueError("the engine is closed; make a new one")
+            self._refuse_if_closed()
             self._carry_out_aborts()
             self._look()
             try:
@@ -396,6 +433,10 @@ class Engine:
             except BaseException:
                 self._resync()
                 raise
+
+    def _refuse_if_closed(self) -> None:
+        if self._is_closed:
+            raise ValueError("the engine is closed; make a new one")
 
     def _look(self) -> None:
         """Acts on pressure where that is due. Idle caches and the drafter may go, no request."""

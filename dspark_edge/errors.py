@@ -33,5 +33,9 @@ class BusyError(DsparkError):
         self.retry_s = retry_s
 
 
+class SessionError(DsparkError):
+    """A saved session cannot be written, read, found or renamed."""
+
+
 class DecodeError(DsparkError):
     """llama.cpp could not evaluate a batch, or the decoder was used from two threads at once."""

@@ -13,27 +13,51 @@ from pathlib import Path
 
 HASHED_BYTES = 1 << 20  # of each end of a file: enough to tell files apart
 FILE_MODE = 0o644
+TEMPORARY = ".tmp"  # ending of files that are being written, or were when a process died
 
 
 def write_atomically(path: Path, text: str) -> bool:
     """Replace the file by this text, in one step; False when the place is not writable."""
-    temporary = None
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        handle, name = tempfile.mkstemp(dir=path.parent, prefix=path.name, suffix=".tmp")
-        temporary = Path(name)
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        os.chmod(temporary, FILE_MODE)  # mkstemp makes files that only their owner can read
-        os.replace(temporary, path)
+        replace_file(path, text.encode(), mode=FILE_MODE)
     except OSError:
-        if temporary is not None:
-            with suppress(OSError):
-                temporary.unlink(missing_ok=True)
         return False
     return True
+
+
+def replace_file(path: Path, content: bytes, *, mode: int) -> None:
+    """Replace the file by this content, in one step that a crash of the machine does not undo.
+
+    A process that dies meanwhile leaves the old file, and one beside it that ends in TEMPORARY.
+    Raises OSError with the old file as it was.
+    """
+    # mkstemp makes files that only their owner can read.
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=path.name, suffix=TEMPORARY)
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        os.chmod(name, mode)
+        os.replace(name, path)
+    except BaseException:
+        with suppress(OSError):
+            os.unlink(name)
+        raise
+    flush_folder(path.parent)
+
+
+def flush_folder(folder: Path) -> None:
+    """Make the names in a folder as durable as the files; does nothing where that is unknown."""
+    if os.name == "nt":
+        return  # folders cannot be opened there, and NTFS keeps a journal of names
+    with suppress(OSError):  # some file systems refuse it; the files themselves are safe
+        handle = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
 
 
 def fingerprint(path: Path) -> str:

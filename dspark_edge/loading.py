@@ -6,6 +6,7 @@ Refuses to know requests and rounds.
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -36,6 +37,15 @@ PROFILE_DEPTH = 256  # tokens in the cache while profiling
 PROFILE_WIDTH = 32  # widest pass that is profiled
 
 
+@dataclass(slots=True, frozen=True)
+class Identity:
+    """Which files an engine runs, name and fingerprint each; "" for what there is none of."""
+
+    target: str = ""
+    drafter: str = ""
+    calibration: str = ""
+
+
 @dataclass(slots=True)
 class Loaded:
     """A decoder, the speculation that goes with it, and what to tell the user.
@@ -50,6 +60,7 @@ class Loaded:
     notices: list[str] = field(default_factory=list)
     keep_alive: object = None  # the borrowed model's owner
     governor: Governor | None = None
+    identity: Identity = Identity()
 
 
 @dataclass(slots=True)
@@ -104,6 +115,8 @@ def load(
                 n_threads=threads,
                 n_gpu_layers=n_gpu_layers,
                 max_verify_len=n_max,
+                target_id=_identity(path),
+                drafter_id=_identity(choice.drafter),
             )
         )
 
@@ -163,7 +176,29 @@ def load(
         notices=choice.notices,
         keep_alive=target if address else None,
         governor=None if limits is None else Governor(decoder, proposals, limits),
+        identity=Identity(
+            target=_identity(path),
+            drafter=_identity(choice.drafter),
+            calibration=_calibration_identity(calibration),
+        ),
     )
+
+
+def _identity(path: Path | None) -> str:
+    """Name and fingerprint; "" without a file, and for one that loading will find unreadable."""
+    if path is None:
+        return ""
+    try:
+        return f"{path.name} {fingerprint(path)}"
+    except OSError:
+        return ""
+
+
+def _calibration_identity(calibration: Calibration | None) -> str:
+    if calibration is None:
+        return ""
+    text = json.dumps(calibration.survival.to_json(), sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def _n_verified(choice: _Choice, mode: Mode) -> int:

@@ -16,7 +16,7 @@ class Slot:
     """A sequence of the decoder.
 
     cached: the tokens in its caches, whether a request runs on it or not. prompt: of the request
-    that used it last. used_at: number of the admission that used it last.
+    that used it last. used_at: number of the admission, or restored cache, that used it last.
     """
 
     seq_id: int
@@ -75,6 +75,21 @@ class SlotTable:
         request.seq_id = slot.seq_id
         self.running.append((slot, request))
         return slot, min(n_common(slot.cached, request.tokens), request.n_past)
+
+    def holding(self, tokens: Sequence[int]) -> Slot | None:
+        """The idle slot that has most of these tokens at its start; None when none has any."""
+        best = max(self.idle, key=lambda slot: n_common(slot.cached, tokens), default=None)
+        return best if best is not None and n_common(best.cached, tokens) else None
+
+    def spare(self) -> Slot | None:
+        """The free slot whose cache is missed least; None when all of them run."""
+        free = [slot for slot in self._slots if slot.request is None]
+        return min(free, key=lambda slot: (bool(slot.cached), slot.used_at), default=None)
+
+    def restore(self, slot: Slot, tokens: list[int]) -> None:
+        """These tokens have come into a free slot's cache; that counts as its use."""
+        self._n_admitted += 1
+        slot.used_at, slot.cached, slot.prompt = self._n_admitted, tokens, tokens[:]
 
     def release(self, slot: Slot) -> None:
         """The slot's request has ended; what is cached stays."""

@@ -6,6 +6,7 @@ at every call what the real one relies on, and counts. Knows nothing of models, 
 
 from __future__ import annotations
 
+import json
 import random
 import zlib
 from array import array
@@ -209,6 +210,17 @@ class FakeDecoder:
         del cache[0 if self.refuses_rewind else n_keep :]
         self.anchors.pop(seq_id, None)
         return len(cache)
+
+    def save_sequence(self, seq_id: int) -> bytes:
+        assert not self.closed
+        return json.dumps(self._cache(seq_id)).encode()
+
+    def restore_sequence(self, seq_id: int, blob: bytes) -> list[int]:
+        cache = self._cache(seq_id)
+        tokens: list[int] = json.loads(blob)  # a ValueError, as of a damaged one
+        cache[:] = tokens
+        self.anchors.pop(seq_id, None)
+        return tokens
 
     def close(self) -> None:
         self.closed = True

@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from llama_cpp.llama_grammar import json_schema_to_gbnf
 from tiny_models import (
     DrafterSpec,
     TargetSpec,
@@ -293,6 +294,58 @@ def test_a_grammar_that_would_exhaust_memory_is_refused(decoder: _core.BlockDeco
     assert message(ValueError, lambda: decoder.open_sequence(0, config)) == (
         "the grammar repeats {5,2}: the upper limit is below the lower one"
     )
+
+
+@pytest.mark.parametrize(
+    "grammar",
+    [
+        'root ::= ("a"?){100}',
+        'root ::= ("a"?){1000}',
+        "root ::= " + '"a"? ' * 100,
+        'root ::= (("a"?){0,9}){9} "b"',
+        'root ::= ("b" x{64} "c"?){3}\nx ::= "a" |',
+        'root ::= "b" x x\nx ::= y{8}\ny ::= [a]* "c"? "d"? "e"? "f"?',
+        'root ::= ("b" ("a"?){40}) ("c"? "d"?){20} # }',
+    ],
+)
+def test_a_grammar_that_would_take_forever_is_refused(
+    grammar: str, decoder: _core.BlockDecoder
+) -> None:
+    # The matcher follows all that can be left out at once: a round took seconds, or never ended.
+    limit = "elements in a row that can all be left out; the limit is 64: repeat something that"
+    with pytest.raises(ValueError, match=limit):
+        decoder.check_sampling(_core.SamplingConfig(grammar=grammar))
+
+
+def test_a_grammar_that_nests_rules_too_deeply_is_refused(decoder: _core.BlockDecoder) -> None:
+    rules = [f'r{i} ::= "a" r{i + 1}' for i in range(600)]
+    grammar = "\n".join(["root ::= r0", *rules, 'r600 ::= "b"'])
+    with pytest.raises(ValueError, match="nests rules and parentheses deeper than 512"):
+        decoder.check_sampling(_core.SamplingConfig(grammar=grammar))
+
+
+@pytest.mark.parametrize(
+    "grammar",
+    [
+        'root ::= "a"{0,2000}',
+        'root ::= ("a" "b"?){1000}',
+        'root ::= ("a"? "b"? "c"?)+ # ("a"?){100}',
+        'root ::= "(\\"a\\"?){100}" [("a"?){100}]{9}',
+        'root ::= expr\nexpr ::= "-" expr ws | [0-9]+\nws ::= | " " ws',
+        'root ::= x{60}\nx ::= "a"?',
+    ],
+)
+def test_an_ordinary_grammar_with_repetitions_is_taken(
+    grammar: str, decoder: _core.BlockDecoder
+) -> None:
+    decoder.check_sampling(_core.SamplingConfig(grammar=grammar))
+
+
+def test_json_schemas_become_grammars_that_are_taken(decoder: _core.BlockDecoder) -> None:
+    properties = {f"p{i}": {"type": "string", "maxLength": 40} for i in range(40)}
+    schema = {"type": "object", "properties": properties, "required": ["p0"]}
+    grammar = json_schema_to_gbnf(json.dumps(schema))
+    decoder.check_sampling(_core.SamplingConfig(grammar=grammar))
 
 
 def test_a_grammar_with_a_zero_byte_is_refused(decoder: _core.BlockDecoder) -> None:
