@@ -11,18 +11,19 @@ from typing import Any
 
 import httpx
 import pytest
+from fake_decoder import Machine, engine_on
 from server_harness import (
     TINY,
     Running,
+    ScriptedDecoder,
     answering,
     running,
     scripted,
     tiny_settings,
 )
-from tiny_models import TargetSpec, write_llama
+from tiny_models import TargetSpec, token_id, write_llama
 
 from dspark_edge import Engine, SamplingParams
-from dspark_edge.errors import DsparkError
 from dspark_edge.server.settings import EngineOptions, Limits
 
 
@@ -270,23 +271,31 @@ def test_an_engine_that_breaks_costs_its_requests_and_is_made_anew(tiny_llama: P
     assert n_made == 2
 
 
-def test_an_engine_without_memory_says_when_to_come_back(tiny_llama: Path) -> None:
-    class BusyError(DsparkError):
-        retry_s = 6.5
+def test_an_engine_without_memory_says_so_and_when_to_come_back(tiny_llama: Path) -> None:
+    machine = Machine()
+
+    def run_short() -> None:
+        machine.free_mb = 100.0  # scarce
+        machine.now_s += 1.0
 
     def make(path: Path, options: EngineOptions) -> Engine:
-        engine = scripted(answering("x"))(path, options)
-
-        def add(*args: object) -> int:
-            raise BusyError("memory is short")
-
-        engine.add = add  # type: ignore[method-assign]
-        return engine
+        end = token_id("<|eos|>")
+        decoder = ScriptedDecoder(answering("x" * 40), n_vocab=1000, eog_tokens=[end])
+        decoder.after = run_short
+        return engine_on(decoder, machine=machine)
 
     with running(tiny_settings(tiny_llama), make) as server:
-        response = server.chat()
-    assert response.status_code == 429
-    assert response.headers["retry-after"] == "7"
+        assert server.chat("a" * 60).status_code == 200  # what runs goes on to its end
+        refused = server.chat("b" * 60)
+        health, metrics = server.get("/health").json(), server.get("/metrics").text
+    assert refused.status_code == 429
+    assert 1 <= int(refused.headers["retry-after"]) <= 60
+    assert "free memory" in error_of(refused)["message"]
+    assert "refuse" in [each["step"] for each in health["pressure"]]
+    assert "new requests are refused" in health["pressure"][-1]["text"]
+    assert 'dspark_pressure{step="refuse"} 1.0' in metrics
+    assert 'dspark_pressure{step="raise_bar"} 0.0' in metrics
+    assert "dspark_parked_seconds_total" in metrics
 
 
 def test_a_full_queue_says_when_to_come_back(tiny_llama: Path) -> None:

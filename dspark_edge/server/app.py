@@ -13,12 +13,11 @@ from typing import Any
 
 from fastapi import APIRouter, FastAPI, Request
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import FileResponse, JSONResponse, Response
+from fastapi.responses import JSONResponse, Response
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
-from starlette.staticfiles import StaticFiles
 
 from ..errors import DsparkError
 from . import chat, completions
@@ -30,6 +29,7 @@ from .guard import STATIC, Gate, HostGuard
 from .hub import MakeEngine, ModelHub, make_engine
 from .log import log_failure
 from .metrics import Totals
+from .page import PageFiles, page_router
 from .schemas import (
     ChatRequest,
     CompletionRequest,
@@ -97,19 +97,9 @@ def create_app(
     app.add_exception_handler(RequestValidationError, _tell_invalid)
     app.add_exception_handler(HTTPException, _tell_http)
     if static.is_dir():
-        app.include_router(_page(static / "index.html"))
-        app.mount(STATIC, StaticFiles(directory=static))
+        app.include_router(page_router(static / "index.html"))
+        app.mount(STATIC, PageFiles(directory=static))
     return app
-
-
-def _page(index: Path) -> APIRouter:
-    router = APIRouter()
-
-    @router.get("/", include_in_schema=False)
-    async def page() -> FileResponse:
-        return FileResponse(index)
-
-    return router
 
 
 def _generating(answers: Answers, settings: Settings) -> APIRouter:

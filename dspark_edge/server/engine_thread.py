@@ -18,8 +18,9 @@ from typing import NamedTuple
 
 from ..engine import Engine
 from ..errors import DecodeError
+from ..pressure import Action
 from ..sequence import Chunk, FinishReason, SamplingParams, Stats, TokenLogprob
-from .log import log_failure
+from .log import log_failure, logger
 
 STOPPED = "the engine has stopped; the request can be sent again"
 SNAPSHOT_S = 0.5  # between two while rounds run
@@ -78,6 +79,7 @@ class Snapshot:
     n_ctx: int
     speculation: str
     notices: tuple[str, ...]
+    pressure: tuple[Action, ...]
     acceptance_by_position: tuple[tuple[int, int], ...]
     memory: dict[str, int] = field(default_factory=dict)
 
@@ -91,6 +93,7 @@ class Snapshot:
             n_ctx=engine.n_ctx,
             speculation=engine.speculation_state,
             notices=tuple(engine.notices),
+            pressure=engine.pressure,
             acceptance_by_position=tuple(engine.acceptance_by_position),
             memory={name: int(getattr(use, name)) for name in MEMORY_PARTS},
         )
@@ -230,6 +233,8 @@ class EngineThread:
             now_s = time.monotonic()
             if now_s > next_snapshot_s:
                 self.snapshot = Snapshot.of(engine)
+                for line in engine.take_pressure_news():
+                    logger.warning("%s", line)
                 next_snapshot_s = now_s + SNAPSHOT_S
 
     def _obey(self, engine: Engine) -> bool:

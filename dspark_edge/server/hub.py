@@ -193,8 +193,13 @@ class ModelHub:
             return None
         return await self._served.thread.refresh(timeout_s)
 
+    @property
+    def last_snapshot(self) -> Snapshot | None:
+        """What the engine last said of itself, without asking it."""
+        return self._served.thread.snapshot if self._served is not None else None
+
     def _is_parked(self) -> bool:
-        snapshot = self._served.thread.snapshot if self._served is not None else None
+        snapshot = self.last_snapshot
         return snapshot is not None and snapshot.speculation.startswith("parked")
 
     # ------------------------------------------------------------ load, switch, unload

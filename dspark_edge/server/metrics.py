@@ -29,7 +29,11 @@ SMOOTHING = 1 / 16
 
 @dataclass(slots=True)
 class Second:
-    """What happened within one second of the clock."""
+    """What happened within one second of the clock.
+
+    decode_s: in rounds. plain_s: what the same tokens would have taken without drafts, as far as
+    that was seen; n_compared: tokens that it tells of.
+    """
 
     at_s: int
     n_tokens: int = 0
@@ -37,6 +41,9 @@ class Second:
     n_drafted: int = 0
     n_verified: int = 0
     n_accepted: int = 0
+    decode_s: float = 0.0
+    n_compared: int = 0
+    plain_s: float = 0.0
 
 
 @dataclass(slots=True)
@@ -87,6 +94,12 @@ class Totals:
         if round_s > 0.0 and not any(p.n_drafted or p.n_verified for p in pieces):
             before_s = self.plain_round_s.get(len(pieces), round_s)
             self.plain_round_s[len(pieces)] = before_s + SMOOTHING * (round_s - before_s)
+        second.decode_s += round_s
+        plain_s = self.plain_round_s.get(len(pieces))
+        if plain_s is not None:
+            n_tokens = sum(len(piece.token_ids) for piece in pieces)
+            second.n_compared += n_tokens
+            second.plain_s += n_tokens * plain_s / len(pieces)
 
     def observe_prompt(self, piece: Piece) -> None:
         """The first piece of a reply: what its prompt took."""
@@ -125,6 +138,7 @@ class Totals:
             "plain_tps": {
                 str(n): round(n / round_s, 2) for n, round_s in sorted(self.plain_round_s.items())
             },
+            "at_s": int(self.clock()),
             "recent": [asdict(second) for second in self.recent],
         }
 
@@ -136,11 +150,18 @@ class Totals:
 
 
 class Collector:
-    """The totals in Prometheus' form. gauges: name and help to the value now."""
+    """The totals in Prometheus' form. gauges: name and help to the value now. pressure: which
+    steps of pressure.py are in force."""
 
-    def __init__(self, totals: Totals, gauges: Callable[[], dict[tuple[str, str], float]]) -> None:
+    def __init__(
+        self,
+        totals: Totals,
+        gauges: Callable[[], dict[tuple[str, str], float]],
+        pressure: Callable[[], dict[str, bool]],
+    ) -> None:
         self._totals = totals
         self._gauges = gauges
+        self._pressure = pressure
 
     def collect(self) -> Iterator[Metric]:
         """Called at each scrape."""
@@ -177,6 +198,12 @@ class Collector:
         )
         for (name, text), gauge in self._gauges().items():
             yield GaugeMetricFamily(f"dspark_{name}", text, value=gauge)
+        pressure = GaugeMetricFamily(
+            "dspark_pressure", "1 while this is given up under pressure", labels=["step"]
+        )
+        for step, is_taken in self._pressure().items():
+            pressure.add_metric([step], float(is_taken))
+        yield pressure
 
 
 def _in_buckets(counts: Counter[int], bounds: Sequence[int]) -> list[tuple[float, int]]:

@@ -12,6 +12,7 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import generate_latest
 
 from ..device import Reading, Readings
+from ..pressure import STEPS
 from .engine_thread import Snapshot
 from .hub import ModelHub
 from .metrics import Collector, Totals
@@ -29,7 +30,7 @@ class ServerState:
         self._totals = totals
         self._readings = Readings()
         self._registry = CollectorRegistry(auto_describe=False)
-        self._registry.register(Collector(totals, self._gauges))
+        self._registry.register(Collector(totals, self._gauges, self._pressure))
 
     async def health(self) -> tuple[int, dict[str, Any]]:
         """(HTTP status, body): 200 when a request would be served, if need be after loading."""
@@ -89,6 +90,11 @@ class ServerState:
             gauges["memory_pressure", "share of memory in use"] = 1.0 - free / total
         return {name: float(value) for name, value in gauges.items()}
 
+    def _pressure(self) -> dict[str, bool]:
+        snapshot = self._hub.last_snapshot
+        taken = {action.kind for action in snapshot.pressure} if snapshot is not None else set()
+        return {step: step in taken for step in (*STEPS, "raise_bar")}
+
 
 def _speculation(snapshot: Snapshot) -> dict[str, Any]:
     state, _, reason = snapshot.speculation.partition(": ")
@@ -97,6 +103,7 @@ def _speculation(snapshot: Snapshot) -> dict[str, Any]:
         "drafter": snapshot.drafter,
         "speculation": {"state": state, "reason": reason, "text": snapshot.speculation},
         "notices": snapshot.notices,
+        "pressure": [{"step": a.kind, "text": a.text} for a in snapshot.pressure],
     }
 
 
