@@ -100,7 +100,7 @@ def load(
     if n_threads is not None and not 0 <= n_threads <= MAX_THREADS:
         raise ValueError(f"n_threads is {n_threads}; it must be 1 to {MAX_THREADS}, or 0 for all")
     path, address = _target_of(target)
-    threads = n_threads if n_threads is not None else _default_threads()
+    threads = n_threads if n_threads is not None else default_threads()
 
     def decoder_for(choice: _Choice) -> BlockDecoder:
         n_max = _n_verified(choice, speculation)
@@ -250,7 +250,7 @@ def _lookup(*notices: str) -> _Choice:
     return _Choice("lookup", n_max=LOOKUP_LEN, notices=list(notices))
 
 
-def _default_threads() -> int:
+def default_threads() -> int:
     """The physical cores that this process may use."""
     physical = psutil.cpu_count(logical=False) or os.cpu_count() or 1
     if hasattr(os, "sched_getaffinity"):

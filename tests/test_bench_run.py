@@ -121,6 +121,22 @@ def test_the_table_names_each_mode(bench: Bench, prompts: Path) -> None:
     assert "same text in all modes" in err
 
 
+def test_quick_is_short_whatever_the_sets_hold(bench: Bench, monkeypatch: Any) -> None:
+    """Twelve prompts, long replies and a process for each mode's memory would pass a minute."""
+    monkeypatch.setattr(run, "peaks", lambda *_: pytest.fail("memory is measured"))
+    assert main(["run", "--quick", "--modes", "plain,fixed:2", "--n-ctx", "512"]) == 0
+    n_warm_up, n_repeats, n_prompts = 1, 3, 2
+    assert bench.ran == [("plain", 32), ("fixed:2", 32)] * (n_warm_up + n_repeats * n_prompts)
+
+
+def test_copies_of_one_prompt_side_by_side_are_told(bench: Bench, prompts: Path) -> None:
+    """Nobody has the same conversation twice at a time: such a row flatters lookup and caches."""
+    arguments = ["--prompts", str(prompts), "--modes", "plain", "--repeats", "1"]
+    _, _, err = bench(*arguments, "--sequences", "1,2,4")
+    said = "mine has 2 prompt(s), so copies run side by side"
+    assert [line for line in err.splitlines() if said in line] == [f"mine, 4 sequence(s): {said}"]
+
+
 def test_modes_take_turns_at_each_group_and_warm_up_apart(bench: Bench, prompts: Path) -> None:
     """Else a slow minute of the machine hits one mode alone."""
     arguments = ["--modes", "plain,fixed:2,auto", "--max-tokens", "40", "--repeats", "2"]

@@ -25,7 +25,7 @@ from dspark_edge.bench.policies import (
     depth_of,
 )
 from dspark_edge.bench.recorded import Text, texts_of
-from dspark_edge.bench.replay import BestPath, compare, simulate
+from dspark_edge.bench.replay import BestPath, compare, n_policies, simulate
 from dspark_edge.confidence import FEATURES, SurvivalModel
 from dspark_edge.cost import CostTable
 from dspark_edge.scheduler import choose_lengths
@@ -286,6 +286,17 @@ def test_the_report_compares_with_plain_best_and_oracle() -> None:
     assert fixed["tps"] == pytest.approx(10 / seconds)
     assert fixed["over_plain"] == pytest.approx(0.11 / seconds)
     assert (fixed["over_best"], fixed["drafted"]) == (1.0, 1.0)
+
+
+@pytest.mark.parametrize("n_seq", [1, 2])
+def test_the_bar_of_a_replay_ends_full(n_seq: int) -> None:
+    """Else the time left that it shows is wrong."""
+    cost = NamedCost(name="t", source="s", measured=True, assumption=None, table=TABLE)
+    made = recorded(0.5, lookup=True) if n_seq == 1 else texts([3] * 10)
+    steps: list[None] = []
+    result = compare(made, cost, n_seq, advance=lambda: steps.append(None))
+    assert len(steps) == n_policies(made)
+    assert len(result["policies"]) <= len(steps)  # of thresholds only the best is told
 
 
 def test_a_calibration_is_where_our_estimates_start(

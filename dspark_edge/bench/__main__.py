@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 
 from ..errors import DsparkError
-from . import calibrate, explain, overhead, profile, replay, run, run_memory
+from . import calibrate, compare, explain, overhead, profile, replay, run, run_memory
 from .shared import say
 
 
@@ -18,7 +18,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         prog="dspark-edge bench", description="What this machine does with a pair, measured."
     )
     commands = parser.add_subparsers(required=True)
-    for module in (run, run_memory, profile, overhead, calibrate, explain, replay):
+    for module in (run, run_memory, compare, profile, overhead, calibrate, explain, replay):
         module.add_commands(commands)
     args = parser.parse_args(argv)
     try:

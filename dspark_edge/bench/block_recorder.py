@@ -53,7 +53,7 @@ class Recorder:
         self, target: str, drafter: str, *, n_ctx: int = 2048, n_threads: int | None = None
     ) -> None:
         """target, drafter: as Engine takes them. Raises as Engine, PairError without a drafter."""
-        self.drafter = _drafter_path(target, drafter)
+        self.drafter = drafter_path(target, drafter)
         loaded = load(
             target,
             drafter=self.drafter,
@@ -129,7 +129,8 @@ class Recorder:
         self.close()
 
 
-def _drafter_path(target: str, drafter: str) -> Path:
+def drafter_path(target: str, drafter: str) -> Path:
+    """The drafter's file; "auto": the one that belongs to the target. Raises PairError."""
     if drafter != "auto":
         return Path(drafter).expanduser()
     found = find_drafter(target_path(target))

@@ -14,7 +14,7 @@ from ..calibration import Calibration, Recording, fit, save_calibration, typical
 from ..confidence import SurvivalModel
 from ..reliability import N_BINS, Judgement, judge, judge_head
 from .block_recorder import Recorder, read_prompts
-from .shared import Commands, say
+from .shared import Commands, progress, say
 
 PROMPTS = Path(__file__).parent.parent / "prompts" / "calibration.jsonl"
 SAY_EVERY = 10  # prompts
@@ -68,14 +68,16 @@ def record_all(
 ) -> list[Recording]:
     """Recordings of all conversations at all temperatures, said to come from `name`."""
     recordings: list[Recording] = []
-    for seed, turns in enumerate(conversations):
-        for temperature in temperatures:
-            recordings += recorder.conversation(
-                turns, temperature=temperature, seed=seed, max_tokens=max_tokens, source=name
-            )
-        if (seed + 1) % SAY_EVERY == 0 or seed + 1 == len(conversations):
-            n_tokens = sum(len(r.tokens) for r in recordings)
-            say(f"{name}: {seed + 1} of {len(conversations)} prompts, {n_tokens} blocks")
+    with progress(len(conversations) * len(temperatures), name) as advance:
+        for seed, turns in enumerate(conversations):
+            for temperature in temperatures:
+                recordings += recorder.conversation(
+                    turns, temperature=temperature, seed=seed, max_tokens=max_tokens, source=name
+                )
+                advance()
+            if (seed + 1) % SAY_EVERY == 0 or seed + 1 == len(conversations):
+                n_tokens = sum(len(r.tokens) for r in recordings)
+                say(f"{name}: {seed + 1} of {len(conversations)} prompts, {n_tokens} blocks")
     return recordings
 
 

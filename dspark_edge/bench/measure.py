@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from ..engine import Engine
 from ..errors import DecodeError
@@ -82,6 +82,14 @@ def run_group(
             if has_ended and joules is not None and meter is not None:
                 run.joules = meter.joules() - joules
     return run
+
+
+def draw_lead(
+    engine: Engine, prompt: Sequence[int], params: SamplingParams, reply: Sequence[int]
+) -> float:
+    """Lead in logits of the token after these, drawn again: noise belongs to positions."""
+    again = engine.generate([*prompt, *reply], replace(params, max_tokens=1))
+    return list(again)[-1].stats.min_margin
 
 
 def _take(run: GroupRun, index: int, chunk: Chunk, n_verified: int) -> int:

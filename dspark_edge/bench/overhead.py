@@ -11,7 +11,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,22 +20,26 @@ import llama_cpp
 from ..engine import Engine
 from ..models import target_path
 from ..sequence import SamplingParams, Stats
-from .shared import Commands, peak_rss_bytes, say
+from .shared import Commands, peak_rss_bytes, progress, say
 
 PROMPT = "Explain in detail how a steam engine works, step by step."
 N_CTX = 2048
+TEMPERATURES = (0.0, 1.0)  # at which own time is taken
+IN_PROCESSES = ("low-level", "engine")  # of which peak memory is taken
 
 
 def overhead(args: argparse.Namespace) -> dict[str, Any]:
     """Plain decoding against llama-cpp-python's low-level loop, own time per round, peak memory."""
-    report = {
-        "target": str(target_path(args.target)),
-        "n_tokens": args.tokens,
-        "n_pairs": args.pairs,
-        "plain_over_low_level": _plain_against_low_level(args),
-        "own_ms_per_round": _own_time(args),
-        "memory": _memory(args),
-    }
+    n_steps = args.pairs * (1 + len(TEMPERATURES)) + len(IN_PROCESSES)
+    with progress(n_steps, "bench overhead") as advance:
+        report = {
+            "target": str(target_path(args.target)),
+            "n_tokens": args.tokens,
+            "n_pairs": args.pairs,
+            "plain_over_low_level": _plain_against_low_level(args, advance),
+            "own_ms_per_round": _own_time(args, advance),
+            "memory": _memory(args, advance),
+        }
     plain, own, memory = (
         report["plain_over_low_level"],
         report["own_ms_per_round"],
@@ -55,7 +59,9 @@ def overhead(args: argparse.Namespace) -> dict[str, Any]:
 # ---------------------------------------------------------------- plain decoding
 
 
-def _plain_against_low_level(args: argparse.Namespace) -> dict[str, float]:
+def _plain_against_low_level(
+    args: argparse.Namespace, advance: Callable[[], None]
+) -> dict[str, float]:
     """Ratio of decode speeds, runs interleaved; above 1: ours is the faster one."""
     ratios = []
     with Engine(
@@ -68,6 +74,7 @@ def _plain_against_low_level(args: argparse.Namespace) -> dict[str, float]:
         for _ in range(args.pairs):
             theirs = low_level.tps(prompt, args.tokens)
             ratios.append(_run(engine, prompt, args.tokens, 0.0).tps / theirs)
+            advance()
         low_level.close()
     return {"median": statistics.median(ratios), "low": min(ratios), "high": max(ratios)}
 
@@ -115,7 +122,7 @@ class _LowLevel:
 # ---------------------------------------------------------------- own time
 
 
-def _own_time(args: argparse.Namespace) -> dict[str, float]:
+def _own_time(args: argparse.Namespace, advance: Callable[[], None]) -> dict[str, float]:
     """Milliseconds per round outside llama.cpp, whole blocks, one sequence."""
     with Engine(
         args.target,
@@ -128,10 +135,11 @@ def _own_time(args: argparse.Namespace) -> dict[str, float]:
         prompt = _prompt(engine)
         _run(engine, prompt, 32, 0.0)
         report = {}
-        for temperature in (0.0, 1.0):
+        for temperature in TEMPERATURES:
             rounds: list[float] = []
             for seed in range(args.pairs):
                 rounds += _own_s_of_rounds(engine, prompt, _params(args.tokens, temperature, seed))
+                advance()
             report[f"temperature {temperature:g}"] = 1e3 * statistics.median(rounds)
         return report
 
@@ -148,10 +156,13 @@ def _own_s_of_rounds(engine: Engine, prompt: Sequence[int], params: SamplingPara
 # ---------------------------------------------------------------- memory
 
 
-def _memory(args: argparse.Namespace) -> dict[str, int]:
+def _memory(args: argparse.Namespace, advance: Callable[[], None]) -> dict[str, int]:
     """Peak resident bytes of two fresh processes that decode the same tokens."""
-    low_level = _peak(args, "low-level")
-    engine = _peak(args, "engine")
+    found = {}
+    for what in IN_PROCESSES:
+        found[what] = _peak(args, what)
+        advance()
+    low_level, engine = found["low-level"], found["engine"]
     rest = engine["peak"] - low_level["peak"] - engine["drafter"]
     return {
         "low_level_bytes": low_level["peak"],
@@ -215,7 +226,7 @@ def add_commands(commands: Commands) -> None:
     """Adds `overhead`, and `peak` which it runs in fresh processes."""
     run_overhead = commands.add_parser("overhead", help="what the runtime itself costs")
     run_peak = commands.add_parser("peak", help="peak memory of one process, for overhead")
-    run_peak.add_argument("what", choices=("low-level", "engine"))
+    run_peak.add_argument("what", choices=IN_PROCESSES)
     for command, run in ((run_overhead, overhead), (run_peak, peak)):
         command.set_defaults(run=run)
         command.add_argument("--target", default="default")

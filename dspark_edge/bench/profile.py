@@ -48,6 +48,7 @@ def _measure(args: argparse.Namespace, cost_cache: Path) -> dict[str, Any]:
         n_threads=args.threads,
         cost_cache=cost_cache,
     )
+    say(f"loading {args.target} and timing its passes, a few seconds of them at most")
     opened = open_mode(parse_modes("auto")[0], setup, args.sequences)
     with opened.engine as engine:
         for notice in engine.notices:

@@ -30,7 +30,7 @@ from .policies import (
     depth_of,
 )
 from .recorded import Text, texts_of
-from .shared import Commands, say
+from .shared import Commands, progress, say
 
 PLAIN = ""  # no proposer
 THRESHOLDS = (0.1, 0.3, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95)
@@ -153,11 +153,16 @@ def _best_steps(text: Text, times: Times) -> list[tuple[str, int]]:
 
 
 def compare(
-    texts: Sequence[Text], cost: NamedCost, n_seq: int = 1, fit: Calibration | None = None
+    texts: Sequence[Text],
+    cost: NamedCost,
+    n_seq: int = 1,
+    fit: Calibration | None = None,
+    advance: Callable[[], None] = lambda: None,
 ) -> dict[str, Any]:
     """Every policy on one cost table. `best` is the best policy in hindsight, oracle left out.
 
-    fit: an offline calibration to start from; None: start untaught.
+    fit: an offline calibration to start from; None: start untaught. advance: called n_policies
+    times.
     """
     times = Times(cost.table)
     n_slots = _n_slots(texts)
@@ -169,7 +174,9 @@ def compare(
         return SurvivalModel.from_json(fit.survival.to_json(), n_slots=longest)
 
     def run(policy: Policy) -> Outcome:
-        return simulate(texts, policy, times, n_seq)
+        outcome = simulate(texts, policy, times, n_seq)
+        advance()
+        return outcome
 
     outcomes = {"plain": run(Fixed(PLAIN, 0))}
     for proposer, longest in n_slots.items():
@@ -183,6 +190,12 @@ def compare(
     outcomes["ours"] = run(Ours(model(), times, fit.typical if fit else ()))
     oracle = run(BestPath(texts, times) if n_seq == 1 else Oracle())
     return _comparison(cost, outcomes, oracle)
+
+
+def n_policies(texts: Sequence[Text]) -> int:
+    """How many policies `compare` simulates, the oracle included."""
+    of_proposer = (longest + len(THRESHOLDS) + 1 for longest in _n_slots(texts).values())
+    return sum(of_proposer) + 3  # plain, ours, the oracle
 
 
 def _n_slots(texts: Sequence[Text]) -> dict[str, int]:
@@ -237,9 +250,10 @@ def replay(args: argparse.Namespace) -> dict[str, Any]:
     n_tokens = sum(len(text.tokens) for text in texts)
     say(f"{len(texts)} texts, {n_tokens} tokens, {args.sequences} side by side")
     tables = []
-    for cost in costs:
-        tables.append(compare(texts, cost, args.sequences, fit))
-        _show(tables[-1])
+    with progress(len(costs) * n_policies(texts), "bench replay") as advance:
+        for cost in costs:
+            tables.append(compare(texts, cost, args.sequences, fit, advance))
+            _show(tables[-1])
     return {
         "traces": list(args.traces),
         "n_texts": len(texts),

@@ -14,11 +14,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from ..engine import Engine
 from ..files import write_atomically
 from .energy import EnergyMeter, find_meter
 from .machine import describe_machine
-from .measure import run_group
+from .measure import draw_lead, run_group
 from .modes import Opened, open_mode
 from .prompt_sets import in_groups, tokenize
 from .ratios import Runs, check_ratio, named_ratios, rows
@@ -49,7 +48,8 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
         bench.close()
     report = bench.report()
     report["ratios"] = named_ratios(bench.runs, [s.name for s in plan.sets], plan.modes, pair)
-    add_memory(report, {} if args.no_memory else peaks(plan, args))
+    # Each peak loads the pair again: too long for a first impression.
+    add_memory(report, {} if args.no_memory or args.quick else peaks(plan, args))
     print_table(report)
     if args.json is not None and not write_atomically(args.json, json.dumps(report) + "\n"):
         say(f"error: --json {args.json} cannot be written; the report is on stdout only")
@@ -136,18 +136,11 @@ class Bench:
                     self.runs[key][-1].append(result)
                     for index, reply in enumerate(result.replies):
                         place, prompt = number * n_seq + index, group[index]
-                        lead = partial(self._lead, opened[0].engine, prompt, ids[index])
+                        lead = partial(draw_lead, opened[0].engine, ids[index], params[index])
                         found = self._check.check(key, place, prompt, reply, lead)
                         if found is not None:
                             say(str(found))
                     advance()
-
-    def _lead(
-        self, engine: Engine, prompt: int, before: Sequence[int], reply: Sequence[int]
-    ) -> float:
-        """Lead of the token after these: noise belongs to positions, so the draw is the same."""
-        again = engine.generate([*before, *reply], self._plan.params(prompt, 1))
-        return list(again)[-1].stats.min_margin
 
     def report(self) -> dict[str, Any]:
         """Everything but memory and named ratios."""

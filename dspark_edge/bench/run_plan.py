@@ -99,23 +99,33 @@ def _counts(text: str) -> list[int]:
     return list(dict.fromkeys(int(part) for part in parts))
 
 
+def _quick_words() -> str:
+    return ", ".join(f"--{name.replace('_', '-')} {value}" for name, value in QUICK.items())
+
+
 def add_options(command: argparse.ArgumentParser) -> None:
-    """Adds what a plan is made of."""
+    """Adds what a plan of bench run is made of."""
+    add_common_options(command, DEFAULT_MODES)
+    add = command.add_argument
+    add("--sequences", default="1", help="requests side by side, comma-separated")
+    add("--ignore-eos", action="store_true", help="replies of --max-tokens each")
+    add("--fresh", action="store_true", help="new engines for every repeat")
+
+
+def add_common_options(command: argparse.ArgumentParser, modes: str) -> None:
+    """Adds what every plan has. modes: the default of --modes."""
     add = command.add_argument
     add("--target", default="default")
     add("--drafter", default="auto")
     add("--prompts", action="append", metavar="SET", help=f"{', '.join(OWN_SETS)} or a file")
-    add("--modes", default=DEFAULT_MODES, help=f"comma-separated, of {NAMES}")
+    add("--modes", default=modes, help=f"comma-separated, of {NAMES}")
     add("--max-tokens", type=int, default=128, help="of each reply")
     add("--max-prompts", type=int, default=None, help="of each set")
     add("--temperature", type=float, default=0.0)
     add("--seed", type=int, default=0, help="of the first prompt; each next has one more")
-    add("--sequences", default="1", help="requests side by side, comma-separated")
     add("--repeats", type=int, default=5)
     add("--cool-down", type=float, default=0.0, metavar="SECONDS", help="before each run")
     add("--threads", type=int, default=None)
     add("--n-ctx", type=int, default=2048, help="tokens of one sequence")
     add("--cost-cache", type=Path, default=None, metavar="FOLDER")
-    add("--ignore-eos", action="store_true", help="replies of --max-tokens each")
-    add("--fresh", action="store_true", help="new engines for every repeat")
-    add("--quick", action="store_true", help="a first impression in a minute")
+    add("--quick", action="store_true", help=f"a first impression: {_quick_words()}")

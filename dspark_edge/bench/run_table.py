@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from .ratios import ALL
 from .shared import say
 
 
@@ -12,7 +13,7 @@ def print_table(report: dict[str, Any]) -> None:
     say(f"\n{report['target']}, drafter {report['drafter']}, {report['machine']['cpu']}")
     blocks = dict.fromkeys((line["sequences"], line["prompts"]) for line in report["modes"])
     for sequences, prompts in blocks:
-        say(f"\n{prompts}, {sequences} sequence(s)")
+        say(f"\n{prompts}, {sequences} sequence(s){_copies(report['prompts'], prompts, sequences)}")
         say(
             f"  {'mode':16}{'tok/s':>8}{'quartiles':>16}{'x plain':>9}{'quartiles':>15}"
             f"{'tau':>6}{'ttft ms':>9}{'own ms':>8}{'MB':>7}{'J/tok':>7}  acceptance by position"
@@ -23,10 +24,20 @@ def print_table(report: dict[str, Any]) -> None:
     for ratio in report["ratios"]:
         say(
             f"\n{ratio['of']} ({' over '.join(ratio['modes'])}), {ratio['prompts']}, "
-            f"{ratio['sequences']} sequence(s): {_number(ratio['median'], '.3f')} "
-            f"({_range(ratio['quartiles'], '.3f')})"
+            f"{ratio['sequences']} sequence(s): {number(ratio['median'], '.3f')} "
+            f"({value_range(ratio['quartiles'], '.3f')})"
         )
     say(f"\n{_verdict(report)}")
+
+
+def _copies(n_prompts: dict[str, int], prompts: str, sequences: int) -> str:
+    """Says where the same prompt runs more than once at a time, which no user would do."""
+    few = [
+        f"{name} has {n}"
+        for name, n in n_prompts.items()
+        if prompts in (name, ALL) and n < sequences
+    ]
+    return f": {', '.join(few)} prompt(s), so copies run side by side" if few else ""
 
 
 def _verdict(report: dict[str, Any]) -> str:
@@ -42,20 +53,22 @@ def _line(line: dict[str, Any]) -> str:
     rates = [each["rate"] for each in line["acceptance_by_position"]]
     peak = line["peak_rss_bytes"]
     return (
-        f"  {line['mode']:16}{_number(line['decode_tps'], '.1f'):>8}"
-        f"{_range(line['decode_tps_quartiles'], '.1f'):>16}"
-        f"{_number(line['ratio_to_plain'], '.3f'):>9}"
-        f"{_range(line['ratio_quartiles'], '.3f'):>15}"
+        f"  {line['mode']:16}{number(line['decode_tps'], '.1f'):>8}"
+        f"{value_range(line['decode_tps_quartiles'], '.1f'):>16}"
+        f"{number(line['ratio_to_plain'], '.3f'):>9}"
+        f"{value_range(line['ratio_quartiles'], '.3f'):>15}"
         f"{line['tau']:6.2f}{1e3 * line['ttft_s']:9.1f}{line['own_ms_per_round']:8.3f}"
-        f"{_number(None if peak is None else peak / 1e6, '.0f'):>7}"
-        f"{_number(line['joules_per_token'], '.2f'):>7}  "
-        + " ".join(_number(rate, ".2f") for rate in rates)
+        f"{number(None if peak is None else peak / 1e6, '.0f'):>7}"
+        f"{number(line['joules_per_token'], '.2f'):>7}  "
+        + " ".join(number(rate, ".2f") for rate in rates)
     )
 
 
-def _number(value: float | None, form: str) -> str:
+def number(value: float | None, form: str) -> str:
+    """The number, or a dash where there is none."""
     return "-" if value is None else format(value, form)
 
 
-def _range(values: list[float] | None, form: str) -> str:
+def value_range(values: list[float] | None, form: str) -> str:
+    """Two numbers, or a dash."""
     return "-" if values is None else " - ".join(format(value, form) for value in values)
