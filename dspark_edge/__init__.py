@@ -3,6 +3,7 @@
 from . import _llama as _llama  # first: see there
 
 # isort: split
+from .accelerate import AcceleratedLlama, accelerate
 from .engine import Engine
 from .errors import (
     BusyError,
@@ -17,6 +18,7 @@ from .pressure import Action, Limits
 from .sequence import Chunk, SamplingParams, Stats
 
 __all__ = [
+    "AcceleratedLlama",
     "Action",
     "BusyError",
     "Chunk",
@@ -30,4 +32,5 @@ __all__ = [
     "PairError",
     "SamplingParams",
     "Stats",
+    "accelerate",
 ]

@@ -132,6 +132,11 @@ class Engine:
         return self._loaded.identity
 
     @property
+    def device_name(self) -> str:
+        """What the target runs on, e.g. "CPU, 2 threads"."""
+        return self._loaded.device_name
+
+    @property
     def notices(self) -> list[str]:
         """What the user should know about loading, e.g. why a drafter is not used."""
         return self._loaded.notices
@@ -140,6 +145,20 @@ class Engine:
     def speculation_state(self) -> str:
         """State of speculation and the reason, in words."""
         return self._speculation.reason
+
+    @property
+    def speculation_mode(self) -> Mode:
+        """The mode in force: "auto", "always" or "off"."""
+        return self._speculation.mode
+
+    def set_speculation(self, mode: Mode) -> None:
+        """Switches a live engine to another mode, from the next round on; no text changes.
+
+        "off" leaves the drafter in memory. Raises ValueError for what was not prepared at load:
+        drafting after speculation="off" or without a proposer, "auto" after "always".
+        """
+        with self._state:
+            self._speculation.switch(mode)
 
     @property
     def pressure(self) -> tuple[Action, ...]:
@@ -165,7 +184,9 @@ class Engine:
 
         Raises ValueError when the file cannot be written.
         """
-        self._trace = TraceWriter(path)
+        trace = TraceWriter(path)
+        self.stop_trace()
+        self._trace = trace
         self._speculation.recorder = RoundRecorder()
         self._trace.write(
             TraceHeader(
@@ -178,6 +199,12 @@ class Engine:
                 cost=self._speculation.cost.to_json(),
             )
         )
+
+    def stop_trace(self) -> None:
+        """Ends the trace, if there is one, and closes its file."""
+        if self._trace is not None:
+            self._trace.close()
+        self._trace = self._speculation.recorder = None
 
     def memory_use(self) -> MemoryUse:
         """Bytes that llama.cpp has allocated for weights, caches and compute buffers."""
@@ -194,6 +221,10 @@ class Engine:
             return self._decoder.tokenize(text.encode("utf-8"), add_special)
         except UnicodeEncodeError as error:
             raise ValueError(f"the text is not Unicode: {error}") from error
+
+    def token_bytes(self, token: int) -> bytes:
+        """Bytes of a token of this model; control tokens have none."""
+        return self._bytes_of(token)
 
     def render(self, messages: Sequence[Mapping[str, object]]) -> str:
         """The prompt text of a conversation, by the model's own chat template.
@@ -276,6 +307,10 @@ class Engine:
                 self._carry_out_aborts()
             finally:
                 self._state.release()
+
+    def check(self, params: SamplingParams) -> None:
+        """Raises ValueError when a parameter is out of range, or a grammar does not parse."""
+        self._decoder.check_sampling(sampling_config(params, seed=0, end_tokens=self._end_tokens))
 
     def add(self, prompt: str | Sequence[int], params: SamplingParams | None = None) -> int:
         """Queues a request and returns its id; `step` runs it. Another thread may be running one.

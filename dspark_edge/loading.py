@@ -61,6 +61,7 @@ class Loaded:
     keep_alive: object = None  # the borrowed model's owner
     governor: Governor | None = None
     identity: Identity = Identity()
+    device_name: str = ""
 
 
 @dataclass(slots=True)
@@ -181,6 +182,7 @@ def load(
             drafter=_identity(choice.drafter),
             calibration=_calibration_identity(calibration),
         ),
+        device_name=_device_name(threads, n_gpu_layers),
     )
 
 
@@ -256,6 +258,15 @@ def default_threads() -> int:
     if hasattr(os, "sched_getaffinity"):
         return max(1, min(physical, len(os.sched_getaffinity(0))))
     return physical
+
+
+def _device_name(n_threads: int, n_gpu_layers: int) -> str:
+    cpu = f"CPU, {n_threads or os.cpu_count() or 1} thread{'s' if n_threads != 1 else ''}"
+    gpus = [device.name for device in device_memory() if device.kind != "cpu"]
+    if not gpus or n_gpu_layers == 0:
+        return cpu
+    layers = "all layers" if n_gpu_layers < 0 else f"{n_gpu_layers} layers"
+    return f"{', '.join(gpus)} ({layers}); {cpu}"
 
 
 def _cost_table(

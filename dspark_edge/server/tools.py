@@ -12,8 +12,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ..thoughts import THINK, THINK_END
 from .json_schema import grammar_of
-from .prompts import THINK, THINK_END, ToolStyle
+from .prompts import ToolStyle
 from .schemas import Tool
 from .settings import Limits
 

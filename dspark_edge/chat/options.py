@@ -1,0 +1,83 @@
+"""The chat's arguments, and what they make: an engine, and how replies are sampled.
+
+Refuses to know what is done with them.
+"""
+
+from __future__ import annotations
+
+import argparse
+
+from ..engine import Engine
+from ..sequence import SamplingParams
+
+
+def parser() -> argparse.ArgumentParser:
+    """The arguments of `dspark-edge chat`."""
+    parser = argparse.ArgumentParser(
+        prog="dspark-edge chat",
+        description="Chat with a GGUF model. With --prompt, or with piped input, it gives one "
+        "reply on standard output and leaves.",
+        epilog="exit codes: 0 done, 1 an error, 2 wrong arguments, 130 stopped by Ctrl-C",
+    )
+    model = parser.add_argument_group("model")
+    model.add_argument("--model", default="default", help="GGUF file or a name of the catalogue")
+    model.add_argument(
+        "--drafter", default="auto", help="auto, lookup, none, or a drafter's GGUF file"
+    )
+    model.add_argument("--ctx", type=int, default=4096, help="tokens the context holds")
+    model.add_argument("--speculation", choices=("auto", "always", "off"), default="auto")
+    model.add_argument("--threads", type=int, help="default: the physical cores")
+    model.add_argument("--gpu-layers", type=int, default=-1, help="-1: all")
+    sampling = parser.add_argument_group("sampling")
+    sampling.add_argument("--temperature", type=float, default=0.7)
+    sampling.add_argument("--top-k", type=int, default=0, help="0: off")
+    sampling.add_argument("--top-p", type=float, default=1.0, help="1: off")
+    sampling.add_argument("--min-p", type=float, default=0.0, help="0: off")
+    sampling.add_argument("--seed", type=int, help="same seed, same text")
+    sampling.add_argument("--max-tokens", type=int, help="longest reply")
+    chat = parser.add_argument_group("conversation")
+    chat.add_argument("--system", help="system message")
+    chat.add_argument("--prompt", help="reply to this and leave; standard input is not read then")
+    chat.add_argument("--json", action="store_true", help="one JSON object: text and statistics")
+    chat.add_argument(
+        "--context",
+        choices=("drop", "stop"),
+        default="drop",
+        help="when it is full: drop the oldest turns, or stop and say so",
+    )
+    chat.add_argument(
+        "--thoughts",
+        choices=("show", "hide"),
+        help="<think> parts; default: shown on a terminal only",
+    )
+    chat.add_argument("--session", metavar="NAME", help="begin with a saved session")
+    chat.add_argument("--trace", help="file for one JSON line per round; see bench explain")
+    chat.add_argument("--no-history", action="store_true", help="keep no history of what you type")
+    return parser
+
+
+def sampling_params(args: argparse.Namespace) -> SamplingParams:
+    """How replies are sampled. Raises ValueError."""
+    return SamplingParams(
+        temperature=args.temperature,
+        top_k=args.top_k,
+        top_p=args.top_p,
+        min_p=args.min_p,
+        seed=args.seed,
+        max_tokens=args.max_tokens,
+    )
+
+
+def load_engine(args: argparse.Namespace, model: str) -> Engine:
+    """The engine for a model. Raises as Engine does."""
+    # The drafter that was named belongs to the model that was named.
+    drafter = args.drafter if model == args.model or args.drafter in ("none", "lookup") else "auto"
+    return Engine(
+        model,
+        drafter=None if drafter == "none" else drafter,
+        n_ctx=args.ctx,
+        n_seq=1,
+        n_gpu_layers=args.gpu_layers,
+        n_threads=args.threads,
+        speculation=args.speculation,
+    )

