@@ -234,12 +234,12 @@ def test_a_terminating_signal_leaves_the_terminal_and_another_model_can_be_taken
 def test_a_session_is_saved_listed_and_loaded_in_another_run(
     open_chat: Open, tmp_path: Path
 ) -> None:
-    pytest.importorskip("dspark_edge.sessions")
     chat = open_chat(*OFF, "--system", "You are terse.")
     say(chat, "Name three colours.")
     say(chat, "/set seed 7")
     kept = exported(chat, tmp_path)
     assert "saved as colours" in say(chat, "/save colours --no-kv")
+    assert "saved as whole" in say(chat, "/save whole")
     chat.enter("/quit")
     assert chat.exit_code() == 0
     later = open_chat(*OFF)
@@ -247,4 +247,7 @@ def test_a_session_is_saved_listed_and_loaded_in_another_run(
     assert "colours: 1 turns" in say(later, "/load colours")
     assert exported(later, tmp_path) == kept
     assert "seed = 7" in say(later, "/set")
+    shown = say(later, "/load whole")
+    assert re.search(r"[1-9]\d* tokens are in the cache already", shown)
+    assert exported(later, tmp_path) == kept
     assert "error: " in say(later, "/load nothing-of-that-name")

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
-from importlib import import_module
-from typing import Any
 
 from ..engine import Engine
 from ..sequence import SamplingParams
+from ..session_file import Session
+from ..sessions import SessionInfo, SessionStore
 from .conversation import Conversation, conversation_of
 
 MB = 1_000_000
@@ -38,18 +38,18 @@ def save(
 
     Raises ValueError (the name) and SessionError.
     """
-    session = _sessions().Session(
+    session = Session(
         messages=conversation.messages,
         params=params,
         seed=seed,
         extra={"n_dropped": conversation.n_dropped},
     )
-    return list(_sessions().SessionStore().save(name, session, engine=engine))
+    return list(SessionStore().save(name, session, engine=engine))
 
 
 def load(name: str, engine: Engine) -> Kept:
     """A saved session. Raises ValueError (the name) and SessionError."""
-    restored = _sessions().SessionStore().load(name, engine=engine)
+    restored = SessionStore().load(name, engine=engine)
     session, notices = restored.session, list(restored.notices)
     if restored.n_cached:
         notices.append(f"{restored.n_cached} tokens are in the cache already")
@@ -60,24 +60,17 @@ def load(name: str, engine: Engine) -> Kept:
 
 def listing() -> list[str]:
     """The saved sessions, newest first, a line each."""
-    return [_line(info) for info in _sessions().SessionStore().list()]
+    return [_line(info) for info in SessionStore().list()]
 
 
 def names() -> list[str]:
     """Their names."""
-    return [str(info.name) for info in _sessions().SessionStore().list()]
+    return [str(info.name) for info in SessionStore().list()]
 
 
-def _line(info: Any) -> str:
+def _line(info: SessionInfo) -> str:
     if info.error:
         return f"{info.name}: {info.error}"
     when = time.strftime("%Y-%m-%d %H:%M", time.localtime(info.saved_at))
     size = f"{info.n_bytes / MB:.1f} MB{' with caches' if info.has_kv else ''}"
     return f"{info.name}: {info.title} ({info.n_messages} messages, {when}, {size})"
-
-
-def _sessions() -> Any:
-    try:
-        return import_module("dspark_edge.sessions")
-    except ModuleNotFoundError as error:
-        raise ValueError("this build keeps no sessions; /export FILE writes the text") from error
