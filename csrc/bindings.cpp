@@ -102,6 +102,26 @@ py::list draft(BlockDecoder & self, const std::vector<int32_t> & seq_ids,
     return result;
 }
 
+// Memory of a vector as an array, without a copy: the array owns it.
+py::array_t<float> as_array(std::vector<float> && values, std::vector<py::ssize_t> shape) {
+    auto * owned = new std::vector<float>(std::move(values));
+    const py::capsule owner(owned, [](void * p) { delete static_cast<std::vector<float> *>(p); });
+    return py::array_t<float>(std::move(shape), owned->data(), owner);
+}
+
+py::tuple tapped_rows(BlockDecoder & self) {
+    TappedRows rows;
+    {
+        const py::gil_scoped_release no_gil;
+        rows = self.tapped_rows();
+    }
+    const auto n_rows = static_cast<py::ssize_t>(rows.n_rows);
+    const auto n_feature = static_cast<py::ssize_t>(rows.features.size()) / n_rows;
+    const auto n_hidden = static_cast<py::ssize_t>(rows.hidden.size()) / n_rows;
+    return py::make_tuple(as_array(std::move(rows.features), {n_rows, n_feature}),
+                          as_array(std::move(rows.hidden), {n_hidden == 0 ? 0 : n_rows, n_hidden}));
+}
+
 py::list verify(BlockDecoder & self, const std::vector<int32_t> & seq_ids,
                 const std::vector<std::vector<llama_token>> & verify_tokens,
                 const py::object & type) {
@@ -247,6 +267,8 @@ void bind_decoder(py::module_ & m) {
                 return verify(self, seq_ids, verify_tokens, verdict_type);
             },
             py::arg("seq_ids"), py::arg("verify_tokens"))
+        .def("tap", &BlockDecoder::tap, NoGil(), py::arg("layers"))
+        .def("tapped_rows", &tapped_rows)
         .def("time_step", &BlockDecoder::time_step, NoGil(), py::arg("n_tokens"), py::arg("depth"))
         .def("time_draft", &BlockDecoder::time_draft, NoGil(), py::arg("n_seq"))
         .def("release_drafter_context", &BlockDecoder::release_drafter_context, NoGil())

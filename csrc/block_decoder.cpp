@@ -157,6 +157,7 @@ void BlockDecoder::evaluate(int32_t seq_id, const std::vector<llama_token> & tok
         add_token(*batch_, token, pos++, seq_id, /*output*/ false);
     }
     cpu_attention_.use_one_order(false);
+    give_hidden(false);
     decode_target({seq_id});
     seq.tokens.insert(seq.tokens.end(), tokens.begin(), tokens.end());
     seq.n_last_pass = static_cast<int32_t>(tokens.size());
@@ -213,8 +214,10 @@ void BlockDecoder::empty(int32_t seq_id) {
 // ---------------------------------------------------------------- passes
 
 void BlockDecoder::decode_target(const std::vector<int32_t> & seq_ids) {
+    n_tapped_rows_ = 0;
     const int code = clock_.decode(target_ctx(), *batch_);
     if (code == 0) {
+        n_tapped_rows_ = tapped_.empty() ? 0 : batch_->n_tokens;
         return;
     }
     // 1 and -1 leave the cache as it was; otherwise part of the batch may be in it.
@@ -286,6 +289,7 @@ std::vector<Verdict> BlockDecoder::verify(
         }
     }
     cpu_attention_.use_one_order(true);
+    give_hidden(!tapped_.empty());
     decode_target(seq_ids);
 
     // All rows are read before a rebuild, which would overwrite them.
@@ -349,6 +353,48 @@ Verdict BlockDecoder::emit(Sequence & seq, const std::vector<llama_token> & veri
     return verdict;
 }
 
+// ---------------------------------------------------------------- tapping
+
+void BlockDecoder::tap(const std::vector<int32_t> & layers) {
+    const Busy busy(mutex_);
+    pair()->tap(layers);
+    tapped_ = layers;
+    n_tapped_rows_ = 0;
+    give_hidden(false);
+}
+
+// llama.cpp then treats every token of a pass as an output, so only where all are ones already.
+void BlockDecoder::give_hidden(bool is_wanted) {
+    llama_set_embeddings(target_ctx(), is_wanted);
+    has_hidden_ = is_wanted;
+}
+
+TappedRows BlockDecoder::tapped_rows() {
+    const Busy busy(mutex_);
+    (void)pair();
+    if (n_tapped_rows_ == 0) {
+        throw Error(ErrorKind::value, "there are no tapped rows; call tap, then run a pass");
+    }
+    TappedRows result;
+    result.n_rows = n_tapped_rows_;
+    const auto n_rows = static_cast<size_t>(n_tapped_rows_);
+    const auto n_embd = static_cast<size_t>(llama_model_n_embd(pair_->target()));
+    result.features.resize(n_rows * tapped_.size() * n_embd);
+    for (size_t l = 0; l < tapped_.size(); ++l) {
+        const float * rows =
+            llama_get_embeddings_layer_inp(target_ctx(), static_cast<uint32_t>(tapped_[l]));
+        for (size_t i = 0; i < n_rows; ++i) {
+            std::copy_n(rows + i * n_embd, n_embd,
+                        result.features.data() + (i * tapped_.size() + l) * n_embd);
+        }
+    }
+    for (int32_t i = 0; i < n_tapped_rows_ && has_hidden_; ++i) {
+        const float * row = llama_get_embeddings_ith(target_ctx(), i);
+        result.hidden.insert(result.hidden.end(), row, row + n_embd);
+    }
+    return result;
+}
+
 // ---------------------------------------------------------------- measuring
 
 void BlockDecoder::drop_scratch() {
@@ -394,6 +440,8 @@ double BlockDecoder::time_step(int32_t n_tokens, int32_t depth) {
                         std::to_string(depth) + "; at most " + std::to_string(widest) +
                         " tokens, inside n_ctx = " + std::to_string(config_.n_ctx));
     }
+    n_tapped_rows_ = 0;
+    give_hidden(false);
     use_scratch(depth);
     batch_->n_tokens = 0;
     for (int32_t i = 0; i < n_tokens; ++i) {

@@ -37,6 +37,13 @@ struct MemoryUse {
     uint64_t drafter_model, drafter_context, drafter_compute;
 };
 
+// Rows of the last target pass, one per token: layers side by side, and the head's input.
+struct TappedRows {
+    int32_t n_rows = 0;
+    std::vector<float> features;  // [n_rows, n_layers, n_embd]
+    std::vector<float> hidden;    // [n_rows, n_embd]; empty after a prefill
+};
+
 class BlockDecoder {
   public:
     explicit BlockDecoder(const DecoderConfig & config);
@@ -72,6 +79,10 @@ class BlockDecoder {
     // verify_tokens[i] = anchor, then draft tokens; all rows go through the target in one pass.
     std::vector<Verdict> verify(const std::vector<int32_t> & seq_ids,
                                 const std::vector<std::vector<llama_token>> & verify_tokens);
+
+    // ---- what the target saw, for training a drafter; without one only
+    void tap(const std::vector<int32_t> & layers);  // of the passes from now on; none: stop
+    TappedRows tapped_rows();
 
     // ---- measuring
     double time_step(int32_t n_tokens, int32_t depth);  // on a sequence that is not open
@@ -122,6 +133,7 @@ class BlockDecoder {
     void check_room(int32_t seq_id, size_t n_new) const;
     void check_verify(const std::vector<int32_t> & seq_ids,
                       const std::vector<std::vector<llama_token>> & verify_tokens);
+    void give_hidden(bool is_wanted);
     void decode_target(const std::vector<int32_t> & seq_ids);
     void evaluate(int32_t seq_id, const std::vector<llama_token> & tokens);
     Verdict emit(Sequence & seq, const std::vector<llama_token> & verify_tokens, int32_t first_row);
@@ -151,6 +163,9 @@ class BlockDecoder {
     std::vector<Sequence> sequences_;
     BatchPtr batch_;
     std::mutex mutex_;
+    std::vector<int32_t> tapped_;
+    int32_t n_tapped_rows_ = 0;  // of the last pass; 0: none to read
+    bool has_hidden_ = false;    // whether that pass gave the head's inputs
     int64_t n_rebuilds_ = 0;
     int32_t scratch_seq_ = -1;  // holds filler for time_step; -1: none
     int32_t scratch_depth_ = 0;

@@ -327,6 +327,38 @@ void ModelPair::open_drafter_context() {
         llama_model_n_embd(target_) * static_cast<int32_t>(drafter_file_->target_layers.size());
 }
 
+int32_t ModelPair::last_tap() const {
+    const int32_t n_layer = llama_model_n_layer(target_);
+    return can_tap_output(metadata(target_, "general.architecture")) ? n_layer : n_layer - 1;
+}
+
+void ModelPair::tap(const std::vector<int32_t> & layers) {
+    if (!config_.drafter_path.empty()) {
+        throw Error(ErrorKind::value,
+                    "a decoder with a drafter taps what that needs; tap one without a drafter");
+    }
+    const std::string arch = metadata(target_, "general.architecture");
+    if (!can_tap(arch)) {
+        throw Error(ErrorKind::model,
+                    "llama.cpp cannot tap the layers of architecture '" + arch +
+                        "', so no drafter can be made for this target; use lookup");
+    }
+    for (const int32_t layer : layers) {
+        if (layer < 0 || layer > last_tap()) {
+            throw Error(ErrorKind::model, "layer to tap is " + std::to_string(layer) +
+                                              "; this target has layers 0 to " +
+                                              std::to_string(last_tap()));
+        }
+    }
+    for (const int32_t layer : tapped_) {
+        llama_set_embeddings_layer_inp(target_ctx_.get(), static_cast<uint32_t>(layer), false);
+    }
+    tapped_ = layers;
+    for (const int32_t layer : tapped_) {
+        llama_set_embeddings_layer_inp(target_ctx_.get(), static_cast<uint32_t>(layer), true);
+    }
+}
+
 void ModelPair::check_pair(const DrafterFile & file, const llama_model * drafter) const {
     const std::string arch = metadata(target_, "general.architecture");
     if (!can_tap(arch)) {
@@ -342,8 +374,7 @@ void ModelPair::check_pair(const DrafterFile & file, const llama_model * drafter
                         " values but the target's have " + std::to_string(n_embd_target) +
                         "; use a drafter made for this target");
     }
-    const int32_t n_layer = llama_model_n_layer(target_);
-    const int32_t last = can_tap_output(arch) ? n_layer : n_layer - 1;
+    const int32_t last = last_tap();
     for (const int32_t layer : file.target_layers) {
         if (layer < 0 || layer > last) {
             throw Error(ErrorKind::pair, "the drafter taps target layer " + std::to_string(layer) +

@@ -47,6 +47,10 @@ class ModelPair {
     void load_drafter_weights();
     void load_drafter();  // weights, then context
 
+    // Lets the target's passes give the inputs of these layers, without a drafter. Throws
+    // Error(value) when there is one, Error(model) for a layer or architecture that has none.
+    void tap(const std::vector<int32_t> & layers);
+
     // Whether rejected tokens can leave the target's cache; if not, why.
     bool can_roll_back() const { return no_roll_back_reason_.empty(); }
     const std::string & no_roll_back_reason() const { return no_roll_back_reason_; }
@@ -57,6 +61,7 @@ class ModelPair {
     void check_config(const DecoderConfig & config) const;
     void load_target(const DecoderConfig & config);
     void check_pair(const DrafterFile & file, const llama_model * drafter) const;
+    int32_t last_tap() const;
     void check_same_drafter(const DrafterFile & file) const;
     void open_drafter_context();
 
@@ -70,7 +75,8 @@ class ModelPair {
     bool is_recurrent_ = false;
     std::string no_roll_back_reason_;
     int32_t n_feature_ = 0;
-    int32_t n_draft_ = 0;  // of the drafter that was loaded first; 0: none yet
+    std::vector<int32_t> tapped_;  // without a drafter
+    int32_t n_draft_ = 0;          // of the drafter that was loaded first; 0: none yet
     bool has_confidence_ = false;
 };
 

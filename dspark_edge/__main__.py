@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-COMMANDS = ("chat", "serve", "bench", "models")
+COMMANDS = ("chat", "serve", "bench", "models", "distill")
 
 
 def main() -> int:
@@ -29,6 +29,10 @@ def main() -> int:
         from .models import __main__ as models
 
         return models.main(sys.argv[2:])
+    if name == "distill":
+        from .distill import __main__ as distill
+
+        return distill.main(sys.argv[2:])
     print(f"usage: dspark-edge {{{','.join(COMMANDS)}}} ...", file=sys.stderr)
     return 2
 

@@ -171,6 +171,19 @@ class BlockDecoder:
         max_verify_len draft tokens. Raises ContextFullError, and DecodeError with the sequences as
         before (a recurrent one may have been emptied: see n_past)."""
 
+    def tap(self, layers: Sequence[int]) -> None:
+        """From now on each target pass keeps the inputs of these layers; none: no longer.
+
+        Raises ValueError when the decoder has a drafter, ModelError when llama.cpp cannot tap them.
+        """
+
+    def tapped_rows(self) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]:
+        """Of the last pass, a row per token: features [n, n_layers * n_embd], layers side by side
+        as a drafter reads them, and the head's inputs [n, n_embd] ([0, 0] after a prefill).
+
+        Raises ValueError when nothing was tapped since.
+        """
+
     def time_step(self, n_tokens: int, depth: int) -> float:
         """Seconds of a target pass over n_tokens behind `depth` tokens, on a closed sequence."""
 

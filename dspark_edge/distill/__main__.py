@@ -1,0 +1,112 @@
+"""python -m dspark_edge.distill: a drafter for your own model, made on your own machine."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ..errors import DsparkError
+from ..models import target_path
+
+if TYPE_CHECKING:
+    from .pipeline import Options
+
+STOPPED = 130  # what a shell gives for Ctrl-C
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Returns the exit code: 0, 1 for our errors, 130 when it was stopped."""
+    args = _parser().parse_args(argv)
+    try:
+        from .pipeline import distill
+    except ModuleNotFoundError as error:
+        print(f'error: {error}; pip install "dspark-edge[distill]" brings it', file=sys.stderr)
+        return 1
+    try:
+        distill(_options(args))
+    except (DsparkError, ValueError, OSError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("stopped; the same command goes on from here", file=sys.stderr)
+        return STOPPED
+    return 0
+
+
+def _options(args: argparse.Namespace) -> Options:
+    from .pipeline import Options
+    from .prompts import read_given
+    from .settings import DataSettings, TrainSettings
+
+    if not 0.0 < args.hours <= 24 * 365:
+        raise ValueError(f"--hours is {args.hours:g}; it must be above 0")
+    out = args.out.expanduser()
+    if out.suffix != ".gguf":
+        raise ValueError(f"--out is {out}; its name must end in .gguf")
+    return Options(
+        target=target_path(args.target),
+        out=out,
+        work=args.work or out.with_suffix(".work"),
+        hours=args.hours,
+        given=[text for path in args.prompts for text in read_given(path)],
+        n_threads=args.threads,
+        disk_bytes=int(args.disk_gb * (1 << 30)),
+        kind=args.type,
+        n_draft_max=args.draft_vocab,
+        n_layer=args.layers,
+        block_size=args.block_size,
+        rank=args.rank,
+        taps=tuple(args.taps) if args.taps else None,
+        device=args.device,
+        max_sequences=args.max_sequences,
+        max_steps=args.max_steps,
+        n_trial_prompts=args.trial_prompts,
+        data=DataSettings(n_seq=args.sequences, max_reply=args.reply_tokens),
+        training=TrainSettings(checkpoint_s=60.0 * args.checkpoint_minutes),
+    )
+
+
+def _at_least_one(text: str) -> int:
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"{number} is below 1")
+    return number
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="dspark-edge distill",
+        description="Trains a drafter on what a GGUF model itself writes.",
+    )
+    add = parser.add_argument
+    add("--target", required=True, help="a GGUF file, or a name of the catalogue")
+    add("--out", type=Path, required=True, metavar="FILE.gguf")
+    add("--hours", type=float, default=2.0, help="all stages together, over all starts")
+    add("--prompts", type=Path, action="append", default=[], metavar="FILE", help=PROMPTS_HELP)
+    add("--work", type=Path, help="folder of data and checkpoints; default: beside --out")
+    add("--threads", type=_at_least_one, default=max(1, (os.cpu_count() or 2) - 1))
+    add("--disk-gb", type=float, default=20.0, help="what the data may take")
+    add("--type", choices=("q8_0", "f16"), default="q8_0", help="of the drafter's matrices")
+    add("--draft-vocab", type=_at_least_one, default=8192, help="tokens it can draft at most")
+    add("--layers", type=_at_least_one, default=2)
+    add("--block-size", type=_at_least_one, default=4)
+    add("--rank", type=_at_least_one, default=64, help="of the Markov head")
+    add("--taps", type=int, nargs="+", metavar="LAYER", help="target layers that it reads")
+    add("--sequences", type=_at_least_one, default=32, help="sampled side by side")
+    add("--checkpoint-minutes", type=float, default=2.0, help="between two of them")
+    add("--device", default="auto", help="of PyTorch: auto, cpu, cuda, mps")
+    add("--reply-tokens", type=_at_least_one, default=320, help="of a sampled reply at most")
+    add("--max-sequences", type=_at_least_one, help="replies to sample, if the time allows")
+    add("--trial-prompts", type=_at_least_one, default=12, help="measured of each set at most")
+    add("--max-steps", type=_at_least_one, help="of training, if the time allows")
+    return parser
+
+
+PROMPTS_HELP = "prompts to mix in: JSON lines, or a prompt a line; may be given again"
+
+if __name__ == "__main__":
+    sys.exit(main())

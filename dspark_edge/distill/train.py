@@ -1,0 +1,239 @@
+"""The training loop: sequences in, a trained drafter out, by the clock and safe against a kill.
+
+Refuses to know how data was made and where the drafter goes.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import random
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from .batch import DraftVocabulary, Sequence, to_device
+from .clock import Clock
+from .evaluate import evaluate
+from .loss import losses, weights_at
+from .model import Drafter
+from .settings import TrainSettings
+from .shards import ShardStore
+
+HELD_OUT_EVERY = 24  # sequences: one is kept for judging
+N_JUDGED = 16  # held-out sequences of a point of the curve
+N_POINTS = 20  # of the curve
+WARM_UP = 0.02  # of the stage
+MOMENTUM = 0.95
+OTHER_BETAS = (0.9, 0.99)
+
+
+@dataclass(slots=True)
+class Point:
+    """One point of the training curve: means since the point before, tau on held-out text."""
+
+    seconds: float
+    n_anchors: int
+    cross_entropy: float
+    total_variation: float
+    confidence: float
+    greedy_tau: float
+    sampled_tau: float
+
+
+@dataclass(slots=True)
+class Progress:
+    """What training has seen. trained_s: seconds of the stage, over all runs."""
+
+    n_steps: int = 0
+    n_anchors: int = 0
+    trained_s: float = 0.0
+    curve: list[Point] = field(default_factory=list)
+
+
+def is_held_out(number: int) -> bool:
+    """Whether a sequence is for judging only."""
+    return number % HELD_OUT_EVERY == 0
+
+
+class Trainer:
+    """Trains until the clock's share is used up or max_steps are done."""
+
+    def __init__(
+        self,
+        drafter: Drafter,
+        vocabulary: DraftVocabulary,
+        store: ShardStore,
+        settings: TrainSettings,
+        checkpoint: Path,
+    ) -> None:
+        """Goes on from the checkpoint where there is one."""
+        self.drafter = drafter
+        self.progress = Progress()
+        self._vocabulary = vocabulary
+        self._store = store
+        self._settings = settings
+        self._checkpoint = checkpoint
+        self._device = drafter.embedding.device
+        self._optimisers = _optimisers(drafter, settings)
+        self._sums = [0.0, 0.0, 0.0, 0.0]  # of the losses since the last point, and how many
+        self._judged = self._held_out()
+        if checkpoint.exists():
+            self._load()
+
+    def train(self, clock: Clock, *, share: float, max_steps: int | None) -> None:
+        """Runs the stage and leaves a checkpoint of its end."""
+        stage_s = self.progress.trained_s + max(1e-3, clock.left_s(share))
+        before_s, start_s = self.progress.trained_s, clock.spent_s
+        saved_s = start_s
+        stream = self._stream()
+        progress = self.progress
+        while clock.left_s(share) > 0 and (max_steps is None or progress.n_steps < max_steps):
+            done = progress.trained_s / stage_s
+            if max_steps is not None:
+                done = max(done, progress.n_steps / max_steps)
+            self._step(stream, min(1.0, done))
+            progress.trained_s = before_s + clock.spent_s - start_s
+            if done >= len(progress.curve) / N_POINTS:
+                self._add_point()
+                point = progress.curve[-1]
+                clock.say(
+                    f"trained on {progress.n_anchors} anchors, cross-entropy "
+                    f"{point.cross_entropy:.3f}, held-out tau {point.greedy_tau:.3f}"
+                )
+            if clock.spent_s - saved_s >= self._settings.checkpoint_s:
+                self.save(clock)
+                saved_s = clock.spent_s
+            clock.say(f"trained on {progress.n_anchors} anchors", share=share)
+        self._add_point()
+        self.save(clock)
+
+    def save(self, clock: Clock) -> None:
+        """Writes the checkpoint, whole or not at all."""
+        state = {
+            "drafter": self.drafter.state_dict(),
+            "optimisers": [each.state_dict() for each in self._optimisers],
+            "progress": asdict(self.progress),
+        }
+        temporary = self._checkpoint.with_suffix(".tmp")
+        with temporary.open("wb") as file:
+            torch.save(state, file)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, self._checkpoint)
+        clock.save()
+
+    @property
+    def held_out(self) -> list[Sequence]:
+        """The sequences of the curve."""
+        return self._judged
+
+    def _load(self) -> None:
+        state: dict[str, Any] = torch.load(
+            self._checkpoint, map_location=self._device, weights_only=True
+        )
+        self.drafter.load_state_dict(state["drafter"])
+        for optimiser, saved in zip(self._optimisers, state["optimisers"], strict=True):
+            optimiser.load_state_dict(saved)
+        progress = state["progress"]
+        progress["curve"] = [Point(**point) for point in progress["curve"]]
+        self.progress = Progress(**progress)
+
+    def _step(self, stream: Iterator[Sequence], done: float) -> None:
+        rate = _rate(done)
+        for optimiser in self._optimisers:
+            optimiser.zero_grad()
+            for group in optimiser.param_groups:
+                group["lr"] = group["top_lr"] * rate
+        n = self._settings.sequences_per_step
+        weights = weights_at(done)
+        for _ in range(n):
+            result = losses(
+                self.drafter,
+                next(stream),
+                self._vocabulary,
+                weights=weights,
+                settings=self._settings,
+            )
+            torch.autograd.backward(result.total / n)
+            parts = (result.cross_entropy, result.total_variation, result.confidence, 1.0)
+            self._sums = [a + b for a, b in zip(self._sums, parts, strict=True)]
+            self.progress.n_anchors += result.n_anchors
+        nn.utils.clip_grad_norm_(self.drafter.parameters(), 1.0)
+        for optimiser in self._optimisers:
+            optimiser.step()
+        self.progress.n_steps += 1
+
+    def _stream(self) -> Iterator[Sequence]:
+        """Training sequences without end: shards in random order, each one's in random order."""
+        order = random.Random(self._settings.seed + self.progress.n_steps)
+        while True:
+            shards = list(self._store.shards)
+            order.shuffle(shards)
+            for shard in shards:
+                sequences = [s for s in self._store.read(shard) if not is_held_out(s.number)]
+                order.shuffle(sequences)
+                for sampled in sequences:
+                    yield to_device(sampled, self._device)
+
+    def _held_out(self) -> list[Sequence]:
+        kept = []
+        for shard in self._store.shards:
+            if not any(map(is_held_out, shard.numbers)):
+                continue
+            kept += [s for s in self._store.read(shard) if is_held_out(s.number)]
+            if len(kept) >= N_JUDGED:
+                break
+        return [to_device(sampled, self._device) for sampled in kept[:N_JUDGED]]
+
+    def _add_point(self) -> None:
+        if self._sums[3] == 0.0:
+            return
+        ce, tv, bce = (each / self._sums[3] for each in self._sums[:3])
+        self._sums = [0.0, 0.0, 0.0, 0.0]
+        reached = evaluate(self.drafter, self._judged, self._vocabulary)
+        progress = self.progress
+        progress.curve.append(
+            Point(
+                progress.trained_s,
+                progress.n_anchors,
+                ce,
+                tv,
+                bce,
+                reached.greedy_tau,
+                reached.sampled_tau,
+            )
+        )
+
+
+def _rate(done: float) -> float:
+    """Of the top rate: a short rise, then a cosine down to a twentieth."""
+    if done < WARM_UP:
+        return 0.1 + 0.9 * done / WARM_UP
+    fall = (done - WARM_UP) / (1.0 - WARM_UP)
+    return 0.05 + 0.95 * 0.5 * (1.0 + math.cos(math.pi * fall))
+
+
+def _optimisers(drafter: Drafter, settings: TrainSettings) -> list[torch.optim.Optimizer]:
+    """Muon for the backbone's matrices where PyTorch has it, AdamW for all else."""
+    matrices: list[nn.Parameter] = []
+    others: list[nn.Parameter] = []
+    has_muon = hasattr(torch.optim, "Muon")
+    for name, parameter in drafter.named_parameters():
+        is_matrix = parameter.ndim == 2 and not name.startswith("markov")
+        (matrices if is_matrix and has_muon else others).append(parameter)
+    optimisers: list[torch.optim.Optimizer] = [
+        torch.optim.AdamW(others, lr=settings.other_rate, betas=OTHER_BETAS, weight_decay=0.0)
+    ]
+    if matrices:
+        optimisers.append(
+            torch.optim.Muon(matrices, lr=settings.matrix_rate, weight_decay=0.0, momentum=MOMENTUM)
+        )
+    for optimiser in optimisers:
+        for group in optimiser.param_groups:
+            group["top_lr"] = group["lr"]
+    return optimisers

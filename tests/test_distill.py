@@ -1,0 +1,255 @@
+"""The whole chain on a tiny target: it learns, its file drafts as PyTorch does, kills cost little.
+
+Wall time decides nothing here: lengths are given in sequences and steps.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch")
+
+import torch
+from gguf import GGUFReader
+from tiny_models import TargetSpec, write_llama
+
+from dspark_edge import DsparkError, Engine, MemoryPlanError, ModelError, SamplingParams
+from dspark_edge.calibration import load_calibration
+from dspark_edge.distill import __main__ as command
+from dspark_edge.distill import parity as parity_module
+from dspark_edge.distill.build import new_drafter
+from dspark_edge.distill.evaluate import evaluate
+from dspark_edge.distill.export import export, read_back
+from dspark_edge.distill.pipeline import Options, distill
+from dspark_edge.distill.report import Facts
+from dspark_edge.distill.settings import DataSettings, TrainSettings
+from dspark_edge.distill.shards import ShardStore
+from dspark_edge.distill.target_file import TargetFile
+from dspark_edge.distill.train import Trainer
+
+MARGIN = 0.3  # in tau, of a trained drafter over an untrained one
+N_SEQUENCES, N_STEPS = 64, 100
+WAIT_S = 300.0  # for a subprocess to get somewhere: far more than it takes
+
+
+def options_of(target: Path, folder: Path) -> Options:
+    return Options(
+        target=target,
+        out=folder / "tiny-dspark.gguf",
+        work=folder / "work",
+        hours=1.0,
+        kind="f16",
+        n_draft_max=256,
+        rank=32,
+        max_sequences=N_SEQUENCES,
+        max_steps=N_STEPS,
+        n_trial_prompts=1,
+        data=DataSettings(n_seq=8, max_prompt=128, max_reply=48),
+        training=TrainSettings(n_exact=128, n_random=64),
+    )
+
+
+@pytest.fixture(scope="module")
+def shallow_target(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A target whose next token depends mostly on the last one: learnt in seconds."""
+    spec = TargetSpec(layer_gain=0.1)
+    return write_llama(tmp_path_factory.mktemp("target") / "target.gguf", spec)
+
+
+@pytest.fixture(scope="module")
+def facts(shallow_target: Path, tmp_path_factory: pytest.TempPathFactory) -> Facts:
+    return distill(options_of(shallow_target, tmp_path_factory.mktemp("made")))
+
+
+def full_block_tau(target: Path, drafter: Path) -> float:
+    """Of real decoding, every round drafted."""
+    with Engine(
+        target, drafter=drafter, n_ctx=256, n_seq=1, n_threads=1, speculation="always"
+    ) as e:
+        taus = []
+        for number in range(12):
+            prompt = e.render([{"role": "user", "content": f"prompt number {number}"}])
+            *_, last = e.generate(prompt, SamplingParams(max_tokens=48, temperature=0.0))
+            taus.append(last.stats.tau)
+    return sum(taus) / len(taus)
+
+
+def untrained_of(facts: Facts, target: Path) -> tuple[float, Path]:
+    """Held-out tau and file of the same drafter before its first step."""
+    work = facts.drafter.parent / "work"
+    store = ShardStore(work / "shards", limit_bytes=1 << 40)
+    file = TargetFile(target)
+    drafter, vocabulary, _ = new_drafter(
+        file, facts.shape, store, n_draft_max=256, device=torch.device("cpu"), seed=1
+    )
+    checkpoint = work / "none.pt"
+    trainer = Trainer(drafter, vocabulary, store, TrainSettings(), checkpoint)
+    tau = evaluate(drafter, trainer.held_out, vocabulary).greedy_tau
+    path = facts.drafter.with_name("untrained.gguf")
+    export(drafter, vocabulary, file, path, kind="f16", provenance={})
+    return tau, path
+
+
+def test_loss_falls_and_the_drafter_beats_an_untrained_one(
+    facts: Facts, shallow_target: Path
+) -> None:
+    first, last = facts.curve[0], facts.curve[-1]
+    assert last.cross_entropy < 0.7 * first.cross_entropy
+    assert last.total_variation < 0.8 * first.total_variation
+    before, untrained = untrained_of(facts, shallow_target)
+    assert facts.acceptance.greedy_tau > before + MARGIN
+    real = full_block_tau(shallow_target, facts.drafter)
+    assert real > full_block_tau(shallow_target, untrained) + MARGIN
+
+
+def test_llama_cpp_and_pytorch_agree_within_a_hundredth(facts: Facts) -> None:
+    assert facts.parity.n_blocks == 8
+    assert 0.0 < facts.parity.lead_error <= 1e-2
+    assert facts.parity.confidence_error <= 1e-2
+
+
+def test_the_file_says_where_it_comes_from(facts: Facts, shallow_target: Path) -> None:
+    fields = {name: field.contents() for name, field in GGUFReader(facts.drafter).fields.items()}
+    assert fields["general.architecture"] == "dflash"
+    assert fields["dspark_edge.n_anchors"] == facts.n_anchors > 0
+    assert fields["dspark_edge.n_tokens"] == facts.n_tokens > 0
+    assert fields["dspark_edge.tau.greedy"] == pytest.approx(facts.acceptance.greedy_tau)
+    assert fields["dspark_edge.target.fingerprint"] == facts.target_hash
+    theirs = {name: f.contents() for name, f in GGUFReader(shallow_target).fields.items()}
+    for key in ("tokens", "token_type", "merges", "pre", "eos_token_id", "mask_token_id"):
+        assert fields[f"tokenizer.ggml.{key}"] == theirs[f"tokenizer.ggml.{key}"]
+
+
+def test_the_fit_and_the_page_lie_beside_the_drafter(facts: Facts) -> None:
+    assert load_calibration(facts.drafter) is not None
+    page = facts.drafter.with_suffix(".md").read_text()
+    assert "worth using here" in page.lower()
+    assert f"| tau | {facts.acceptance.greedy_tau:.3f} |" in page
+    assert page.count("\n| ") > 20 + len(facts.curve)
+    assert not list(facts.drafter.parent.glob("*.unchecked"))
+
+
+def test_a_wrong_file_fails_the_parity_check_and_gets_no_name(
+    facts: Facts, shallow_target: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Weights that differ in one tensor, as a mistake of the layout would make them."""
+
+    def damaged(*args: object) -> object:
+        drafter = read_back(*args)  # type: ignore[arg-type]
+        with torch.no_grad():
+            drafter.get_parameter("layers.0.attn_k").neg_()
+        return drafter
+
+    monkeypatch.setattr("dspark_edge.distill.pipeline.read_back", damaged)
+    options = options_of(shallow_target, facts.drafter.parent)
+    options.out = facts.drafter.with_name("other.gguf")
+    with pytest.raises(DsparkError, match=r"differ by|where PyTorch drafts"):
+        distill(options)
+    assert not options.out.exists()
+    assert parity_module.TOLERANCE["f16"] == 1e-2
+
+
+def test_too_little_memory_and_targets_without_taps_are_refused(
+    shallow_target: Path, tiny_gemma3: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(ModelError, match="no drafter can be made for this target; use lookup"):
+        distill(options_of(tiny_gemma3, tmp_path / "a"))
+    monkeypatch.setattr("dspark_edge.distill.build.WORKING_BYTES", 1 << 60)
+    with pytest.raises(MemoryPlanError, match="MB are free; close other programs"):
+        distill(options_of(shallow_target, tmp_path / "b"))
+
+
+def test_too_little_time_says_so(shallow_target: Path, tmp_path: Path) -> None:
+    options = options_of(shallow_target, tmp_path)
+    options.hours = 1e-6
+    with pytest.raises(ValueError, match=r"replies were sampled in the time; give more --hours"):
+        distill(options)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--hours", "0"], "--hours is 0; it must be above 0"),
+        (["--out", "x.bin"], "its name must end in .gguf"),
+        (["--target", "nowhere.gguf"], "nowhere.gguf is not a file"),
+        (["--device", "abacus"], "--device is 'abacus'"),
+        (["--prompts", "nowhere.txt"], "nowhere.txt"),
+    ],
+)
+def test_bad_arguments_are_one_line(
+    arguments: list[str],
+    message: str,
+    shallow_target: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    good = ["--target", str(shallow_target), "--out", str(tmp_path / "d.gguf"), "--hours", "1e-6"]
+    assert command.main([*good, *arguments]) == 1
+    last = capsys.readouterr().err.strip().splitlines()[-1]
+    assert last.startswith("error: ")
+    assert message in last
+
+
+# ---------------------------------------------------------------- kill -9
+
+
+def run_until(command_line: list[str], is_there: Callable[[], bool]) -> None:
+    """Starts the command and kills it once something is there."""
+    process = subprocess.Popen(command_line, stderr=subprocess.PIPE, text=True)
+    try:
+        until = time.monotonic() + WAIT_S
+        while not is_there():
+            if process.poll() is not None or time.monotonic() > until:
+                raise AssertionError(f"it ended too early: {process.communicate()[1]}")
+            time.sleep(0.01)
+    finally:
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+
+
+@pytest.mark.skipif(os.name == "nt", reason="no SIGKILL")
+def test_a_killed_run_goes_on_where_it_was(shallow_target: Path, tmp_path: Path) -> None:
+    out, work = tmp_path / "d.gguf", tmp_path / "d.work"
+    index, checkpoint = work / "shards" / "index.jsonl", work / "checkpoint.pt"
+    line = [sys.executable, "-m", "dspark_edge.distill", "--target", str(shallow_target)]
+    line += ["--out", str(out), "--hours", "1", "--threads", "1", "--type", "f16"]
+    line += ["--sequences", "8", "--max-sequences", "140", "--max-steps", "40"]
+    line += [
+        "--rank",
+        "32",
+        "--checkpoint-minutes",
+        "0.001",
+        "--trial-prompts",
+        "1",
+        "--reply-tokens",
+        "24",
+    ]
+
+    run_until(line, lambda: index.exists() and index.read_text().count("\n") == 1)
+    sampled = [json.loads(row)["numbers"] for row in index.read_text().splitlines()]
+
+    run_until(line, checkpoint.exists)
+    rows = [json.loads(row)["numbers"] for row in index.read_text().splitlines()]
+    assert rows[: len(sampled)] == sampled
+    numbers = [number for row in rows for number in row]
+    assert len(numbers) == len(set(numbers)) == 140
+    n_before = torch.load(checkpoint, weights_only=True)["progress"]["n_steps"]
+    assert 0 < n_before < 40
+
+    done = subprocess.run(line, capture_output=True, text=True, timeout=WAIT_S, check=False)
+    assert done.returncode == 0, done.stderr
+    progress = torch.load(checkpoint, weights_only=True)["progress"]
+    assert progress["n_steps"] == 40
+    anchors = [point["n_anchors"] for point in progress["curve"]]
+    assert anchors == sorted(set(anchors))
+    assert "sampling from" not in done.stderr
+    assert out.exists()
