@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import signal
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,13 @@ from tiny_models import (
 
 # Before llama.cpp's threads exist: they spin while waiting, which starves whoever shares the cores.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+
+# Started in the background of a shell, or by nohup, this process ignores signals, and so would its
+# children: tests that send signals need them as a terminal has them.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+if hasattr(signal, "SIGHUP"):
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 # llama_cpp prints everything of llama.cpp that this logger's level lets through.
 logging.getLogger("llama-cpp-python").setLevel(logging.ERROR)
