@@ -97,7 +97,7 @@ def load(
         )
     for name, number in (("n_ctx", n_ctx), ("n_seq", n_seq), ("n_gpu_layers", n_gpu_layers)):
         if not isinstance(number, int) or not -1 <= number < 2**31:
-            raise ValueError(f"{name} is {number!r}; it must be a whole number below 2^31")
+            raise ValueError(f"{name} is {number!r}; it must be a whole number from -1 to 2^31 - 1")
     if n_threads is not None and not 0 <= n_threads <= MAX_THREADS:
         raise ValueError(f"n_threads is {n_threads}; it must be 1 to {MAX_THREADS}, or 0 for all")
     path, address = _target_of(target)

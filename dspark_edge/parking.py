@@ -68,7 +68,10 @@ class Parking:
             return f"drafting: on trial ({self._n_trial_drafts} of {self.min_drafts} drafts)"
         # Gains count up to MAX_GAIN, so while drafting the mean is a lower bound.
         promise = "drafting promises" if self.state == "parked" else "promises at least"
-        basis = f"{self.n_drafts} drafts measured" if self.n_drafts else "by its calibration"
+        count = f"{self.n_drafts} draft{'s' if self.n_drafts != 1 else ''} measured"
+        basis = count if self.n_drafts else "by its calibration"
+        if self.state == "parked" and self.mean_gain >= self.park_below:
+            basis += f", {self.resume_above:.2f}x resumes it"
         return f"{self.state}: {promise} {self.mean_gain:.2f}x of plain decoding ({basis})"
 
     def start(self, gains: Sequence[float]) -> None:

@@ -208,6 +208,9 @@ class Talk:
     def load(self, name: str) -> list[str]:
         """Goes on with a saved session, and returns notices. Raises SessionError and ValueError."""
         restored = kept.load(name, self.engine)
+        notices = list(restored.notices)
+        if restored.params != self.params:
+            notices.append("sampling is the session's now; /set shows it")
         self.conversation, self.params = restored.conversation, restored.params
         self.stats, self.session = None, name
-        return restored.notices
+        return notices

@@ -6,6 +6,7 @@ Owns the arguments and what is printed. Answers go to stdout, errors to stderr.
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -30,7 +31,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Returns the exit code: 0, 1 for our errors, 3 when a pair or a plan is refused."""
     args = _parser().parse_args(argv)
     try:
-        return int(args.run(args))
+        code = int(args.run(args))
+        sys.stdout.flush()
+        return code
+    except BrokenPipeError:  # nobody reads on; Python would complain again while it exits
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return EXIT_ERROR
     except MemoryPlanError as error:
         return _fail(error, EXIT_REFUSED)
     except (DsparkError, ValueError, OSError) as error:
