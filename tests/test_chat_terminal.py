@@ -52,8 +52,9 @@ def say(terminal: Terminal, line: str) -> str:
 
 
 def exported(terminal: Terminal, folder: Path) -> list[dict[str, str]]:
-    path = folder / "export.json"
+    path = folder / f"export-{len(list(folder.glob('export-*')))}.json"
     say(terminal, f"/export {path}")
+    assert "already;" in say(terminal, f"/export {path}")  # never over another file
     messages: list[dict[str, str]] = json.loads(path.read_text())["messages"]
     return messages
 

@@ -151,6 +151,8 @@ def _export(talk: Talk, argument: str) -> None:
     if not argument:
         raise ValueError("where to? /export FILE.md, or FILE.json")
     path = Path(argument).expanduser()
+    if path.exists():
+        raise ValueError(f"{path} is there already; give another name, or remove it first")
     export(talk.conversation, path)
     talk.screen.state(f"written to {path}")
 

@@ -13,7 +13,7 @@ from .conversation import Conversation
 
 
 def export(conversation: Conversation, path: Path) -> None:
-    """Writes it whole, replacing the file: JSON for a name that ends so, Markdown for any other.
+    """Writes the whole file: JSON for a name that ends so, Markdown for any other.
 
     Raises OSError when the place cannot be written.
     """
