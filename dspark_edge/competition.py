@@ -177,7 +177,8 @@ class Competition:
         now, self._round = self._round, None
         if now is None:
             raise ValueError("no round has begun; ask whom to draft for first")
-        plain, without = self._weigh([()] * len(now.keys), now), self._without(now)
+        without = self._without(now)
+        plain = self._weigh([()] * len(now.keys), now) if any(now.lookup) else without
         takes_draft = [False] * len(now.keys)
         if not drafts:
             return Choice(without, takes_draft, [plain, without])
