@@ -11,8 +11,9 @@ import fake_llama_server
 import fake_openai
 import psutil
 import pytest
-from fake_decoder import END, FakeDecoder, Script, engine_on, letters
+from fake_decoder import END, Script, letters
 from fake_llama_server import PROMPT_MS, TOKEN_MS
+from scripted_modes import ScriptedModes
 from tiny_models import token_id
 
 from dspark_edge import Engine, SamplingParams
@@ -21,7 +22,7 @@ from dspark_edge.bench.__main__ import main
 from dspark_edge.bench.llama_cpp_python import LlamaCppPython
 from dspark_edge.bench.llama_server import LlamaServer, flags_for
 from dspark_edge.bench.measure import GroupRun, run_group
-from dspark_edge.bench.modes import BenchMode, Opened, Setup
+from dspark_edge.bench.modes import Setup
 from dspark_edge.bench.openai_url import OpenAIUrl
 from dspark_edge.bench.programs import Question, Reply, ids_beside
 
@@ -52,29 +53,21 @@ def prompts(tmp_path: Path) -> Path:
     return path
 
 
-class Bench:
+class Bench(ScriptedModes):
     """The command with our modes on scripted engines, and llama-cpp-python left out."""
 
     def __init__(
         self, patch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], prompts: Path
     ) -> None:
-        self.scripts: dict[str, Script] = {}
+        super().__init__()
         self.ran: list[str] = []
-        self._modes: dict[int, str] = {}
         self._capsys = capsys
         self._prompts = prompts
-        patch.setattr(compare, "open_mode", self._open)
+        patch.setattr(compare, "open_mode", self.open)
         patch.setattr(our_mode, "run_group", self._run_group)
 
-    def _open(self, mode: BenchMode, setup: Setup, n_seq: int) -> Opened:
-        decoder = FakeDecoder(target=self.scripts.get(mode.name, letters), n_seq=n_seq)
-        proposer = None if mode.speculation == "off" else "drafter"
-        engine = engine_on(decoder, mode.speculation, proposer, verify_len=mode.verify_len)
-        self._modes[id(engine)] = mode.name
-        return Opened(mode, engine, engine._loaded)
-
     def _run_group(self, engine: Any, ids: Any, params: Any) -> GroupRun:
-        self.ran.append(self._modes[id(engine)])
+        self.ran.append(self.name_of(engine))
         return run_group(engine, ids, params)
 
     def __call__(self, *arguments: str) -> tuple[int, dict[str, Any], str]:

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from fake_decoder import END, FakeDecoder, Script, engine_on, letters, oracle, wrong
+from scripted_modes import ScriptedModes
 
 from dspark_edge import SamplingParams
 from dspark_edge.bench import prompt_sets, run, shared
@@ -17,7 +18,7 @@ from dspark_edge.bench.__main__ import main
 from dspark_edge.bench.block_recorder import read_prompts
 from dspark_edge.bench.costs import load_cost
 from dspark_edge.bench.measure import GroupRun, Round, run_group
-from dspark_edge.bench.modes import BenchMode, Opened, Setup, parse_modes
+from dspark_edge.bench.modes import parse_modes
 from dspark_edge.bench.prompt_sets import in_groups, load_prompt_set
 from dspark_edge.bench.ratios import named_ratios, rows
 from dspark_edge.bench.summary import Key, pair_ratios
@@ -41,28 +42,18 @@ def prompts(tmp_path: Path) -> Path:
     return path
 
 
-class Bench:
+class Bench(ScriptedModes):
     """The command on scripted engines: which were opened, who ran, what came out."""
 
     def __init__(self, patch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-        self.scripts: dict[str, Script] = {}  # of modes whose target says something else
-        self.opened: list[str] = []
+        super().__init__()
         self.ran: list[tuple[str, int]] = []  # mode, max_tokens
-        self._modes: dict[int, str] = {}
         self._capsys = capsys
-        patch.setattr(run, "open_mode", self._open)
+        patch.setattr(run, "open_mode", self.open)
         patch.setattr(run, "run_group", self._run_group)
 
-    def _open(self, mode: BenchMode, setup: Setup, n_seq: int) -> Opened:
-        decoder = FakeDecoder(target=self.scripts.get(mode.name, letters), n_seq=n_seq)
-        proposer = None if mode.speculation == "off" else "drafter"
-        engine = engine_on(decoder, mode.speculation, proposer, verify_len=mode.verify_len)
-        self.opened.append(mode.name)
-        self._modes[id(engine)] = mode.name
-        return Opened(mode, engine, engine._loaded)
-
     def _run_group(self, engine: Any, ids: Any, params: Any, meter: Any = None) -> GroupRun:
-        self.ran.append((self._modes[id(engine)], params[0].max_tokens))
+        self.ran.append((self.name_of(engine), params[0].max_tokens))
         return run_group(engine, ids, params, meter)
 
     def __call__(self, *arguments: str) -> tuple[int, dict[str, Any], str]:
