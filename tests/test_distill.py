@@ -12,7 +12,9 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -31,7 +33,7 @@ from dspark_edge.distill.evaluate import evaluate
 from dspark_edge.distill.export import export, read_back
 from dspark_edge.distill.pipeline import Options, distill
 from dspark_edge.distill.report import Facts
-from dspark_edge.distill.settings import DataSettings, TrainSettings
+from dspark_edge.distill.settings import DataSettings, Shape, TrainSettings
 from dspark_edge.distill.shards import ShardStore
 from dspark_edge.distill.target_file import TargetFile
 from dspark_edge.distill.train import Trainer
@@ -109,6 +111,38 @@ def test_loss_falls_and_the_drafter_beats_an_untrained_one(
     assert facts.acceptance.greedy_tau > before + MARGIN
     real = full_block_tau(shallow_target, facts.drafter)
     assert real > full_block_tau(shallow_target, untrained) + MARGIN
+
+
+def started_from(start: Path, facts: Facts, target: Path, shape: Shape | None = None) -> float:
+    """Held-out tau of a drafter that begins with a file's weights."""
+    store = ShardStore(facts.drafter.parent / "work" / "shards", limit_bytes=1 << 40)
+    drafter, vocabulary, _ = new_drafter(
+        TargetFile(target),
+        shape or facts.shape,
+        store,
+        n_draft_max=16,  # the file's own vocabulary counts
+        device=torch.device("cpu"),
+        seed=2,
+        start=start,
+    )
+    checkpoint = facts.drafter.parent / "none.pt"
+    trainer = Trainer(drafter, vocabulary, store, TrainSettings(), checkpoint)
+    return evaluate(drafter, trainer.held_out, vocabulary).greedy_tau
+
+
+def test_training_goes_on_from_a_drafter_file(facts: Facts, shallow_target: Path) -> None:
+    tau = started_from(facts.drafter, facts, shallow_target)
+    assert tau == pytest.approx(facts.acceptance.greedy_tau, abs=0.02)
+
+
+@pytest.mark.parametrize("change", [{"n_layer": 1}, {"block_size": 3}, {"rank": 16}])
+def test_a_start_of_another_shape_is_refused(
+    change: dict[str, Any], facts: Facts, shallow_target: Path
+) -> None:
+    with pytest.raises(ModelError, match=r"give the same .*, or begin without --start-from"):
+        started_from(facts.drafter, facts, shallow_target, replace(facts.shape, **change))
+    with pytest.raises(ModelError, match="cannot be read"):
+        started_from(facts.drafter.with_suffix(".md"), facts, shallow_target)
 
 
 def test_llama_cpp_and_pytorch_agree_within_a_hundredth(facts: Facts) -> None:

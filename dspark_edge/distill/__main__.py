@@ -61,6 +61,7 @@ def _options(args: argparse.Namespace) -> Options:
         block_size=args.block_size,
         rank=args.rank,
         taps=tuple(args.taps) if args.taps else None,
+        start=args.start_from,
         device=args.device,
         max_sequences=args.max_sequences,
         max_steps=args.max_steps,
@@ -96,6 +97,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--block-size", type=_at_least_one, default=4)
     add("--rank", type=_at_least_one, default=64, help="of the Markov head")
     add("--taps", type=int, nargs="+", metavar="LAYER", help="target layers that it reads")
+    add("--start-from", type=Path, metavar="FILE.gguf", help="a drafter to go on from")
     add("--sequences", type=_at_least_one, default=32, help="sampled side by side")
     add("--checkpoint-minutes", type=float, default=2.0, help="between two of them")
     add("--device", default="auto", help="of PyTorch: auto, cpu, cuda, mps")

@@ -6,6 +6,7 @@ Refuses to know the training loop.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
@@ -17,8 +18,9 @@ from .batch import DraftVocabulary
 from .model import Drafter
 from .settings import Shape
 from .shards import Sampled, ShardStore
+from .start import StartFile
 from .target_file import TargetFile
-from .vocabulary import choose_tokens
+from .vocabulary import choose_tokens, coverage
 
 N_SCALED = 64  # sequences that features' scale is taken from
 ROWS_AT_ONCE = 8192
@@ -58,9 +60,18 @@ def new_drafter(
     n_draft_max: int,
     device: torch.device,
     seed: int,
+    start: Path | None = None,
 ) -> tuple[Drafter, DraftVocabulary, float]:
-    """The drafter at its start, its vocabulary, and the share of the text that this covers."""
-    ids, covered = choose_tokens(all_sequences(store), n_vocab=shape.n_vocab, n_max=n_draft_max)
+    """The drafter at its start, its vocabulary, and the share of the text that this covers.
+
+    start: a drafter file that it goes on from, with that one's vocabulary.
+    """
+    begun = None if start is None else StartFile(start, shape)
+    if begun is None:
+        ids, covered = choose_tokens(all_sequences(store), n_vocab=shape.n_vocab, n_max=n_draft_max)
+    else:
+        ids = begun.draft_ids
+        covered = coverage(all_sequences(store), ids, n_vocab=shape.n_vocab)
     torch.manual_seed(seed)
     drafter = Drafter(
         shape,
@@ -68,6 +79,8 @@ def new_drafter(
         torch.from_numpy(target.head_rows(ids)),
         torch.from_numpy(_feature_rms(store, shape)),
     )
+    if begun is not None:
+        begun.fill(drafter)
     vocabulary = DraftVocabulary(torch.from_numpy(ids).to(device), shape.n_vocab)
     return drafter.to(device), vocabulary, covered
 

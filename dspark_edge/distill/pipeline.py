@@ -52,6 +52,7 @@ class Options:
     block_size: int = 4
     rank: int = 64
     taps: tuple[int, ...] | None = None
+    start: Path | None = None  # a drafter that training goes on from
     device: str = "auto"
     max_sequences: int | None = None
     max_steps: int | None = None
@@ -121,6 +122,7 @@ def _train(
         n_draft_max=options.n_draft_max,
         device=device,
         seed=options.training.seed,
+        start=options.start,
     )
     trainer = Trainer(drafter, vocabulary, store, options.training, options.work / CHECKPOINT)
     data_s = clock.spent_s - trainer.progress.trained_s

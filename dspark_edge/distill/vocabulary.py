@@ -35,3 +35,15 @@ def choose_tokens(sequences: Iterable[Sampled], *, n_vocab: int, n_max: int) -> 
     n = int(np.searchsorted(covered, COVERED)) + 1
     n = min(n_max, max(SMALLEST, -(-n // 256) * 256))
     return np.sort(order[:n]), float(covered[n - 1])
+
+
+def coverage(sequences: Iterable[Sampled], ids: Ids, *, n_vocab: int) -> float:
+    """The share of the replies' tokens that are among ids."""
+    is_drafted = np.zeros(n_vocab, dtype=bool)
+    is_drafted[ids] = True
+    n_said = n_drafted = 0
+    for each in sequences:
+        reply = each.tokens[each.n_prompt :]
+        n_said += len(reply)
+        n_drafted += int(is_drafted[reply].sum())
+    return n_drafted / max(1, n_said)

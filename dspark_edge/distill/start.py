@@ -1,0 +1,114 @@
+"""A drafter file as the start of training: its weights and its draft vocabulary.
+
+Refuses to know the training loop.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import torch
+from gguf import GGUFReader
+from gguf.quants import dequantize
+
+from ..errors import ModelError
+from .export import LAYER_MATRICES, LAYER_NORMS
+from .model import Drafter, unit_rows
+from .settings import Shape
+
+
+class StartFile:
+    """An opened drafter that training goes on from.
+
+    Raises ModelError when it is not one, or not of the shape that is to be trained.
+    """
+
+    def __init__(self, path: Path, shape: Shape) -> None:
+        try:
+            reader = GGUFReader(path)
+        except (OSError, ValueError, IndexError) as error:
+            raise ModelError(f"drafter {path} cannot be read: {error}") from error
+        self._path = path
+        self._tensors = {
+            tensor.name: np.array(dequantize(tensor.data, tensor.tensor_type), dtype=np.float32)
+            for tensor in reader.tensors
+            if tensor.name != "d2t"
+        }
+        ids = [tensor.data for tensor in reader.tensors if tensor.name == "d2t"]
+        self.draft_ids = (
+            np.array(ids[0], dtype=np.int64) if ids else np.arange(shape.n_vocab, dtype=np.int64)
+        )
+        self._check(shape, {name: field.contents() for name, field in reader.fields.items()})
+
+    def fill(self, drafter: Drafter) -> None:
+        """Copies its weights. drafter: of the same shape, on the CPU, before its first step."""
+        with torch.no_grad():
+            for name, parameter in drafter.named_parameters():
+                parameter.copy_(self._weight(name, drafter).reshape(parameter.shape))
+
+    def _weight(self, name: str, drafter: Drafter) -> torch.Tensor:
+        if name == "fc":  # features are divided by their scale in training
+            return self._tensor("fc.weight") * drafter.feature_rms
+        if name == "markov_p":  # W1 = E P, so P is what comes nearest
+            embedding = unit_rows(drafter.embedding.float())
+            nearest: torch.Tensor = torch.linalg.lstsq(embedding, self._tensor("markov_w1.weight"))[
+                0
+            ]
+            return nearest
+        return self._tensor(_name_in_file(name))
+
+    def _tensor(self, name: str) -> torch.Tensor:
+        return torch.from_numpy(self._tensors[name])
+
+    def _check(self, shape: Shape, facts: dict[str, object]) -> None:
+        wanted: dict[str, object] = {
+            "general.architecture": "dflash",
+            "dflash.embedding_length": shape.n_embd,
+            "dflash.block_count": shape.n_layer,
+            "dflash.block_size": shape.block_size,
+            "dflash.feed_forward_length": shape.n_ff,
+            "dflash.attention.head_count": shape.n_head,
+            "dflash.attention.head_count_kv": shape.n_head_kv,
+            "dflash.attention.key_length": shape.head_dim,
+            "dflash.target_layers": list(shape.taps),
+            "dflash.sample_from_anchor": True,
+            "tokenizer.ggml.mask_token_id": shape.mask_token,
+        }
+        for key, value in wanted.items():
+            if facts.get(key) != value:
+                raise ModelError(
+                    f"drafter {self._path} has {key} {facts.get(key)}, but {value} is to be "
+                    "trained; give the same shape, or begin without --start-from"
+                )
+        sizes = {
+            "markov_w1.weight": (shape.n_vocab, shape.rank),
+            "markov_w2.weight": (len(self.draft_ids), shape.rank),
+            "conf_proj.weight": (1, shape.n_embd + shape.rank),
+        }
+        for name, size in sizes.items():
+            tensor = self._tensors.get(name)
+            if tensor is None or tensor.size != size[0] * size[1]:
+                found = "no such tensor" if tensor is None else f"{tensor.shape}"
+                raise ModelError(
+                    f"drafter {self._path} has {name}: {found}, but {size} is to be trained; "
+                    "give the same --rank, or begin without --start-from"
+                )
+
+
+def _name_in_file(name: str) -> str:
+    """Of a parameter's name in the drafter."""
+    fixed = {
+        "enc_norm.weight": "enc.output_norm.weight",
+        "output_norm.weight": "output_norm.weight",
+        "markov_w2": "markov_w2.weight",
+        "confidence": "conf_proj.weight",
+        "confidence_bias": "conf_proj.bias",
+    }
+    if name in fixed:
+        return fixed[name]
+    _, index, part = name.split(".", 2)
+    part = part.removesuffix(".weight")
+    if part not in LAYER_NORMS + LAYER_MATRICES:
+        raise ValueError(f"parameter {name} stands in no file")
+    return f"blk.{index}.{part}.weight"
