@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from fake_decoder import Script, mixed
 from playwright.sync_api import Browser, Page, Route, expect, sync_playwright
-from server_harness import Running, answering, running, scripted, tiny_settings
+from server_harness import WAIT_S, Running, answering, running, scripted, tiny_settings
 
 from dspark_edge.server.page import HEADERS
 
@@ -48,6 +48,7 @@ needs_chromium = pytest.mark.skipif(
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
+    expect.set_options(timeout=WAIT_S * 1000)
     with sync_playwright() as playwright:
         started = playwright.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
         yield started
@@ -64,7 +65,7 @@ class Pace:
 
     def wait(self) -> None:
         if not self.is_free.is_set():
-            self.rounds.acquire(timeout=60)
+            self.rounds.acquire(timeout=WAIT_S)
 
     def hold(self, n_rounds: int) -> None:
         self.is_free.clear()
@@ -105,8 +106,7 @@ def slow_server(tiny_llama: Path, pace: Pace) -> Iterator[Running]:
 def page(browser: Browser) -> Iterator[Page]:
     with browser.new_context(viewport={"width": 1280, "height": 860}) as context:
         opened = context.new_page()
-        opened.set_default_timeout(20_000)
-        expect.set_options(timeout=20_000)
+        opened.set_default_timeout(WAIT_S * 1000)
         problems: list[str] = []
         opened.on("pageerror", lambda error: problems.append(str(error)))
         opened.on(
@@ -161,7 +161,7 @@ def test_a_reply_is_shown_as_markdown_with_its_drafted_tokens(page: Page, server
     expect(body).to_contain_text("même avec des accents ✓")
     drafted = "".join(body.locator(".drafted").all_text_contents())
     assert 0.2 * len(REPLY) < len(drafted) < len(REPLY)
-    assert "✓" not in body.locator("pre").inner_text()
+    expect(body.locator("pre")).not_to_contain_text("✓")
     picture(page, "chat-light")
 
 
@@ -171,7 +171,7 @@ def test_the_panel_shows_the_engine_live(page: Page, slow_server: Running, pace:
     pace.hold(40)
     ask(page, "go")
     expect(page.locator("#blocks")).to_contain_text("tokens a round")
-    assert page.locator("#block-chart rect.accepted").count() > 5
+    expect(page.locator("#block-chart rect.accepted").nth(5)).to_be_attached()
     expect(page.locator("#requests")).to_contain_text("1 of 4")
     expect(page.locator("#state")).to_have_text(re.compile(r"\w"))
     expect(page.locator("#memory")).to_contain_text("Free")
@@ -208,13 +208,12 @@ def test_model_output_never_becomes_markup(page: Page, tiny_llama: Path) -> None
         body = page.locator(".assistant .body")
         expect(body).to_contain_text("<script>")
         expect(page.locator(".user")).to_contain_text("onerror")
-        assert page.locator(".messages :is(img, script, b, iframe)").count() == 0
-        assert page.locator(".messages a").evaluate_all("all => all.map(a => a.protocol)") == [
-            "https:"
-        ]
+        expect(page.locator(".messages :is(img, script, b, iframe)")).to_have_count(0)
+        expect(page.locator(".messages a")).to_have_count(1)
+        expect(page.locator(".messages a")).to_have_attribute("href", re.compile("^https:"))
         page.reload()
         expect(body).to_contain_text("<script>")
-        assert page.title() == "dspark_edge"
+        expect(page).to_have_title("dspark_edge")
 
 
 @needs_chromium
@@ -247,6 +246,7 @@ def test_settings_are_sent_and_kept(page: Page, server: Running) -> None:
     sent: list[dict[str, object]] = []
     page.on("request", lambda r: sent.append(r.post_data_json) if r.method == "POST" else None)
     page.goto(server.url)
+    expect(page.locator("#model")).to_have_value("llama")
     page.get_by_role("button", name="Settings").click()
     page.get_by_label("System prompt").fill("Be brief.")
     page.get_by_label("Temperature").fill("0.5")
@@ -274,8 +274,9 @@ def test_settings_are_sent_and_kept(page: Page, server: Running) -> None:
 def test_errors_are_told_with_a_way_out(page: Page, server: Running) -> None:
     def refuse(route: Route) -> None:
         error = {"error": {"message": "the queue is full", "type": "", "param": None, "code": ""}}
-        route.fulfill(status=429, headers={"Retry-After": "2"}, json=error)
+        route.fulfill(status=429, headers={"Retry-After": "60"}, json=error)
 
+    page.clock.install()
     page.goto(server.url)
     page.route("**/v1/chat/completions", refuse)
     ask(page, "hi")
@@ -286,6 +287,7 @@ def test_errors_are_told_with_a_way_out(page: Page, server: Running) -> None:
     picture(page, "error-429")
     page.unroute("**/v1/chat/completions")
     page.route("**/v1/chat/completions", lambda route: route.abort())
+    page.clock.run_for(61_000)
     expect(alert.get_by_role("button")).to_be_enabled()
     alert.get_by_role("button").click()
     expect(alert).to_contain_text("cannot be reached")
@@ -323,6 +325,7 @@ def test_a_key_is_asked_for_and_used(page: Page, tiny_llama: Path) -> None:
         page.get_by_role("button", name="Done").click()
         ask(page, "hi")
         expect(page.locator(".foot")).to_contain_text("tok/s")
+        expect(page.locator("#said")).to_contain_text("ok")  # after everything was stored
         assert key not in page.evaluate("JSON.stringify(localStorage)")
 
 
@@ -341,6 +344,7 @@ def test_axe_finds_nothing_and_nothing_overflows(
         bypass_csp=True,
     ) as context:
         page = context.new_page()
+        page.set_default_timeout(WAIT_S * 1000)
         open_and_ask(page, server)
         if width < 960:
             picture(page, f"narrow-{width}-{scheme}")
