@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import argparse
 import io
 import json
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -13,9 +15,10 @@ from fake_decoder import END, FakeDecoder, Script, engine_on, letters, oracle, w
 from scripted_modes import ScriptedModes
 
 from dspark_edge import SamplingParams
-from dspark_edge.bench import prompt_sets, run, shared
+from dspark_edge.bench import prompt_sets, run, run_plan, shared
 from dspark_edge.bench.__main__ import main
 from dspark_edge.bench.block_recorder import read_prompts
+from dspark_edge.bench.busy import caveat
 from dspark_edge.bench.costs import load_cost
 from dspark_edge.bench.measure import GroupRun, Round, run_group
 from dspark_edge.bench.modes import parse_modes
@@ -31,7 +34,7 @@ ROW_KEYS = {
 }
 REPORT_KEYS = {
     *("machine", "target", "drafter", "prompts", "same_text", "modes", "ratios", "differences"),
-    *("settings", "notices", "energy_source", "cost"),
+    *("settings", "notices", "energy_source", "cost", "busy"),
 }
 
 
@@ -113,11 +116,114 @@ def test_the_table_names_each_mode(bench: Bench, prompts: Path) -> None:
 
 
 def test_quick_is_short_whatever_the_sets_hold(bench: Bench, monkeypatch: Any) -> None:
-    """Twelve prompts, long replies and a process for each mode's memory would pass a minute."""
-    monkeypatch.setattr(run, "peaks", lambda *_: pytest.fail("memory is measured"))
+    """Twelve prompts and long replies would pass a minute."""
+    monkeypatch.setattr(run, "peaks", lambda *_: {("plain", 1): 7, ("fixed:2", 1): 8})
     assert main(["run", "--quick", "--modes", "plain,fixed:2", "--n-ctx", "512"]) == 0
     n_warm_up, n_repeats, n_prompts = 1, 3, 2
     assert bench.ran == [("plain", 32), ("fixed:2", 32)] * (n_warm_up + n_repeats * n_prompts)
+
+
+@pytest.mark.parametrize("more", [[], ["--fresh"]])
+def test_on_a_slow_machine_quick_has_fewer_repeats(
+    more: list[str], bench: Bench, prompts: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A minute is promised there too; one repeat there must be."""
+    monkeypatch.setattr(run_plan, "QUICK_S", -1.0)
+    _, report, err = bench("--quick", "--prompts", str(prompts), "--modes", "plain", *more)
+    assert len(report["modes"][0]["decode_tps_by_repeat"]) == 1
+    assert "1 of 3 repeats" in err
+
+
+def test_repeats_end_with_their_time() -> None:
+    args = argparse.ArgumentParser()
+    run_plan.add_options(args)
+    plan = run_plan.make_plan(args.parse_args(["--quick"]))
+    times = iter([129.0, 131.0])
+    assert list(plan.repeat_numbers(100.0, lambda: next(times))) == [0, 1]
+    assert len(list(run_plan.make_plan(args.parse_args([])).repeat_numbers(-1e9))) == 5
+
+
+def test_a_busy_machine_is_told_under_the_table_and_in_the_report(
+    bench: Bench, prompts: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else ratios of chance would be read as results."""
+
+    class Busy:
+        def share(self) -> float:
+            return 0.31
+
+    monkeypatch.setattr(run, "Others", Busy)
+    _, report, err = bench("--prompts", str(prompts), "--modes", "plain", "--repeats", "1")
+    assert "other programs took 31% of the processors" in report["busy"]
+    assert err.rstrip().splitlines()[-1] == caveat(report["busy"])
+
+
+def test_each_run_waits_for_the_machine_to_cool_down(
+    bench: Bench, prompts: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waits: list[float] = []
+    monkeypatch.setattr("dspark_edge.bench.run.time.sleep", waits.append)
+    arguments = ["--modes", "plain,auto", "--repeats", "2", "--cool-down", "1.5"]
+    bench("--prompts", str(prompts), *arguments)
+    assert waits == [1.5] * (2 * 2 * 2)  # modes, repeats, prompts
+
+
+class Counter:
+    """A meter that counts how often it is read: a joule each time."""
+
+    source = "a counter"
+    is_closed = False
+
+    def __init__(self) -> None:
+        self._joules = 0.0
+
+    def joules(self) -> float:
+        self._joules += 1.0
+        return self._joules
+
+    def close(self) -> None:
+        self.is_closed = True
+
+
+def test_energy_is_reported_by_token(
+    bench: Bench, prompts: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    meter = Counter()
+    monkeypatch.setattr(run, "find_meter", lambda: meter)
+    arguments = ["--modes", "plain", "--max-tokens", "11", "--repeats", "3", "--ignore-eos"]
+    _, report, err = bench("--prompts", str(prompts), *arguments)
+    assert report["energy_source"] == "a counter"
+    # Read when the clock starts and when it stops: 1 joule for the 10 tokens after the first.
+    assert report["modes"][0]["joules_per_token"] == pytest.approx(0.1)
+    assert " 0.10 " in err
+    assert meter.is_closed
+
+
+def test_the_plot_has_speeds_costs_and_acceptance(
+    bench: Bench, prompts: Path, tmp_path: Path
+) -> None:
+    """matplotlib notes each text of an SVG beside its outlines."""
+    picture = tmp_path / "report.svg"
+    arguments = ["--modes", "plain,fixed:2,auto", "--repeats", "2", "--plot", str(picture)]
+    bench("--prompts", str(prompts), *arguments)
+    drawn = picture.read_text()
+    curve = "target pass by cost table, depth 256"
+    for text in ("tokens per second", curve, "ms of a round", "share right", "fixed:2", "mine, 1"):
+        assert f"<!-- {text} -->" in drawn
+
+
+def test_a_report_becomes_a_markdown_table(
+    bench: Bench, prompts: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "report.json"
+    arguments = ["--modes", "plain,fixed:2", "--sequences", "1,2", "--repeats", "1"]
+    _, report, _ = bench("--prompts", str(prompts), *arguments, "--json", str(file))
+    assert main(["tables", str(file)]) == 0
+    rows = [line for line in capsys.readouterr().out.splitlines() if line.startswith("| mine")]
+    assert [row.split(" | ")[1:4] for row in rows] == [
+        [str(line["sequences"]), line["mode"], f"{line['decode_tps']:.1f}"]
+        for line in report["modes"]
+    ]
 
 
 def test_copies_of_one_prompt_side_by_side_are_told(bench: Bench, prompts: Path) -> None:
@@ -332,7 +438,10 @@ def test_a_bar_is_drawn_on_a_terminal_only(
     monkeypatch.setattr(sys, "stderr", screen)
     with shared.progress(3, "measuring") as advance:
         advance()
+        advance()
     assert ("measuring" in screen.getvalue()) is is_terminal
+    # The time left is known from the second step on.
+    assert (re.search(r"\d:\d\d:\d\d", screen.getvalue()) is not None) is is_terminal
 
 
 # ---------------------------------------------------------------- bench profile

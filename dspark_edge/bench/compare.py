@@ -19,6 +19,7 @@ from typing import Any
 
 from ..files import write_atomically
 from ..loading import default_threads
+from .busy import Others, busy_reason
 from .compare_rows import rows_of
 from .compare_table import print_comparison
 from .machine import describe_machine
@@ -64,6 +65,8 @@ class Comparison:
         self._runs: Runs = {}
         self._programs: list[Program] = []  # ours first
         self._names = {"target": "", "drafter": "none"}
+        self._others_share: float | None = None  # of the processors
+        self._start_s = time.monotonic()
 
     def measure(self, openers: Openers) -> None:
         """Opens all, warms them up, and runs all repeats; closes all whatever happens."""
@@ -74,12 +77,16 @@ class Comparison:
                 self._programs.append(opener(partial(reference.engine.tokenize, add_special=False)))
                 stack.callback(self._programs[-1].close)
             questions = self._questions(reference)
+            others = Others()
             self._warm_up(next(iter(questions.values()))[0])
             n_questions = sum(len(of_set) for of_set in questions.values())
             n_turns = n_questions * self._plan.repeats * len(self._programs)
             with progress(n_turns, "bench compare") as advance:
-                for _ in range(self._plan.repeats):
+                for _ in self._plan.repeat_numbers(self._start_s):
                     self._repeat(reference, questions, advance)
+            # A server behind a URL may be on this machine: it would count as others.
+            has_url = any("url" in program.about for program in self._programs)
+            self._others_share = None if has_url else others.share()
 
     def _open(self, stack: contextlib.ExitStack) -> Opened:
         """Opens our modes; the first one is what all texts are compared with."""
@@ -161,6 +168,7 @@ class Comparison:
         clocks = {program.name: program.clock for program in self._programs}
         for line in lines:
             line["clock"] = clocks[line["mode"]]
+        plain = [line["decode_tps_by_repeat"] for line in lines if line["mode"] == "plain"]
         return self._names | {
             "machine": describe_machine(),
             "programs": {program.name: program.about for program in self._programs},
@@ -174,6 +182,7 @@ class Comparison:
                 "n_ctx": plan.setup.n_ctx,
                 "threads": plan.setup.n_threads,
             },
+            "busy": busy_reason(self._others_share, plain),
             "same_text": not of_ours,
             "is_failed": not all(each.is_tie for each in of_ours),
             "differences": [each.to_json() for each in differences],

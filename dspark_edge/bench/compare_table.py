@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from .run_table import number, value_range
+from .run_table import number, print_end, value_range
 from .shared import say
 
 LEGEND = (
@@ -36,7 +36,7 @@ def print_comparison(report: dict[str, Any]) -> None:
         for line in of_set:
             say(_line(line, width))
     say(LEGEND)
-    say(f"\n{_verdict(report)}")
+    print_end(_verdict(report), report["busy"])
 
 
 def _line(line: dict[str, Any], width: int) -> str:

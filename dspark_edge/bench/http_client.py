@@ -1,4 +1,4 @@
-"""JSON over HTTP for bench compare: whole answers, and streams of events.
+"""JSON over HTTP for bench compare and server: whole answers, and streams of events.
 
 Refuses to know what is asked.
 """

@@ -12,21 +12,18 @@ import os
 import shutil
 import socket
 import subprocess
-import tempfile
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from ..sequence import SamplingParams
+from .child import Child
 from .http_client import HttpClient
 from .openai_url import rounds_told
 from .programs import Clock, Question, Reply
 
 HOST = "127.0.0.1"
-START_S = 300.0  # for loading the model
-STOP_S = 10.0  # for leaving after SIGTERM
-POLL_S = 0.05
+VERSION_S = 60.0  # for telling its version
 
 
 def check_executable(path: str) -> str:
@@ -49,14 +46,9 @@ class LlamaServer:
         command = [executable, *flags, "--host", HOST, "--port", str(port)]
         self.about: dict[str, Any] = {"version": _version(executable), "command": command}
         self._client = HttpClient(f"http://{HOST}:{port}")
-        self._folder = tempfile.TemporaryDirectory()
-        self._log = Path(self._folder.name) / "log"
-        with self._log.open("wb") as log:
-            self._process = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT
-            )
+        self._child = Child(name, command)
         try:
-            self._await_ready()
+            self._child.await_health(self._client, "ok")
         except BaseException:  # Ctrl-C too: the process must not stay
             self.close()
             raise
@@ -67,7 +59,7 @@ class LlamaServer:
             answer = self._client.post("/completion", self._body(question, params))
         except OSError as error:
             raise OSError(
-                f"{self.name}: {error}; its log ends with: {self._last_line()}"
+                f"{self.name}: {error}; its log ends with: {self._child.last_line()}"
             ) from error
         if "timings" not in answer or not answer.get("tokens"):
             raise ValueError(f"{self.name} tells no timings or tokens; give a newer llama-server")
@@ -94,32 +86,9 @@ class LlamaServer:
             "cache_prompt": False,
         }
 
-    def _await_ready(self) -> None:
-        deadline = time.monotonic() + START_S
-        while time.monotonic() < deadline:
-            code = self._process.poll()
-            if code is not None:
-                raise OSError(f"{self.name} ended with {code}: {self._last_line()}")
-            try:
-                self._client.get("/health", timeout_s=1.0)
-                return
-            except (OSError, ValueError):  # not listening yet, or 503 while it loads
-                time.sleep(POLL_S)
-        raise OSError(f"{self.name} was not ready after {START_S:g} s: {self._last_line()}")
-
-    def _last_line(self) -> str:
-        lines = self._log.read_text("utf-8", errors="replace").strip().splitlines()
-        return lines[-1] if lines else "it said nothing"
-
     def close(self) -> None:
         """Ends the process."""
-        self._process.terminate()
-        try:
-            self._process.wait(STOP_S)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
-        self._folder.cleanup()
+        self._child.close()
 
 
 def flags_for(
@@ -145,7 +114,7 @@ def _free_port() -> int:
 
 def _version(executable: str) -> str:
     done = subprocess.run(
-        [executable, "--version"], capture_output=True, text=True, check=False, timeout=START_S
+        [executable, "--version"], capture_output=True, text=True, check=False, timeout=VERSION_S
     )
     said = (done.stdout + done.stderr).strip().splitlines()
     return next((line for line in said if line.startswith("version")), "unknown")

@@ -49,7 +49,7 @@ class OpenAIUrl:
                 raise ValueError(f"{self.name} failed: {event['error']}")
             usage = event.get("usage") or usage
             timings = event.get("timings") or timings
-            piece = _text_of(event)
+            piece = text_of(event)
             if piece:
                 last = time.perf_counter()
                 first = first or last
@@ -84,7 +84,8 @@ class OpenAIUrl:
         """Nothing is held."""
 
 
-def _text_of(event: dict[str, Any]) -> str:
+def text_of(event: dict[str, Any]) -> str:
+    """What an event of a streamed chat completion adds to the reply, thoughts included."""
     choices = event.get("choices") or [{}]
     delta = choices[0].get("delta") or {}
     return delta.get("content") or delta.get("reasoning_content") or ""

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from ..files import write_atomically
+from .busy import Others, busy_reason
 from .energy import EnergyMeter, find_meter
 from .machine import describe_machine
 from .measure import draw_lead, run_group
@@ -48,8 +49,7 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
         bench.close()
     report = bench.report()
     report["ratios"] = named_ratios(bench.runs, [s.name for s in plan.sets], plan.modes, pair)
-    # Each peak loads the pair again: too long for a first impression.
-    add_memory(report, {} if args.no_memory or args.quick else peaks(plan, args))
+    add_memory(report, {} if args.no_memory else peaks(plan, args))
     print_table(report)
     if args.json is not None and not write_atomically(args.json, json.dumps(report) + "\n"):
         say(f"error: --json {args.json} cannot be written; the report is on stdout only")
@@ -71,16 +71,19 @@ class Bench:
         self._notices: dict[str, None] = {}  # in order, each once
         self._cost: dict[str, object] | None = None
         self._states: dict[tuple[str, int], str] = {}  # by mode and number of sequences
+        self._others = Others()
+        self._start_s = time.monotonic()
 
     def measure(self, n_seq: int, advance: Callable[[], None]) -> None:
         """All repeats with n_seq sequences; the modes take turns at each group of prompts."""
         plan = self._plan
+        repeats = plan.repeat_numbers(self._start_s)
         with self._engines(n_seq) as opened:
             tokens = {s.name: tokenize(opened[0].engine, s, plan.max_tokens) for s in plan.sets}
             self._warm_up(opened, tokens, n_seq)
-            for _ in range(0 if plan.is_fresh else plan.repeats):
+            for _ in () if plan.is_fresh else repeats:
                 self._repeat(opened, tokens, n_seq, advance)
-        for _ in range(plan.repeats if plan.is_fresh else 0):
+        for _ in repeats if plan.is_fresh else ():
             with self._engines(n_seq) as opened:
                 self._repeat(opened, tokens, n_seq, advance)
 
@@ -149,6 +152,7 @@ class Bench:
         lines = rows(self.runs, [s.name for s in plan.sets])
         for line in lines:
             line["speculation"] = self._states[line["mode"], line["sequences"]]
+        plain = [line["decode_tps_by_repeat"] for line in lines if line["mode"] == "plain"]
         return self._names | {
             "machine": describe_machine(),
             "energy_source": None if self._meter is None else self._meter.source,
@@ -165,6 +169,7 @@ class Bench:
                 "threads": plan.setup.n_threads,
             },
             "notices": list(self._notices),
+            "busy": busy_reason(self._others.share(), plain),
             "same_text": not differences,
             "is_failed": not all(each.is_tie for each in differences),
             "differences": [each.to_json() for each in differences],

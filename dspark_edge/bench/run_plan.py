@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import argparse
 import math
+import time
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,8 +16,10 @@ from ..sequence import SamplingParams
 from .modes import NAMES, BenchMode, Setup, parse_modes
 from .prompt_sets import OWN_SETS, PromptSet, in_groups, load_prompt_set
 from .ratios import ALL
+from .shared import say
 
 QUICK = {"max_prompts": 2, "max_tokens": 32, "repeats": 3}
+QUICK_S = 30.0  # after which no repeat begins: the last one and the memory's processes come on top
 DEFAULT_MODES = "plain,fixed:3,fixed:max,lookup,auto"
 MIN_TOKENS = 2  # the clock starts after the first
 
@@ -35,6 +39,17 @@ class Plan:
     cool_down_s: float
     ignore_eos: bool
     is_fresh: bool
+    max_s: float  # from the start; no repeat but the first begins later
+
+    def repeat_numbers(
+        self, start_s: float, clock: Callable[[], float] = time.monotonic
+    ) -> Iterator[int]:
+        """One number for each repeat; says so when time ends them early. start_s: by the clock."""
+        for number in range(self.repeats):
+            if number and clock() - start_s > self.max_s:
+                say(f"{number} of {self.repeats} repeats: {self.max_s:g} s are over")
+                return
+            yield number
 
     def params(self, prompt: int, max_tokens: int) -> SamplingParams:
         """The same for a prompt in each mode and repeat."""
@@ -74,7 +89,7 @@ def make_plan(args: argparse.Namespace) -> Plan:
     return Plan(
         modes=parse_modes(args.modes),
         sets=sets,
-        sequences=_counts(args.sequences),
+        sequences=counts(args.sequences, "--sequences"),
         setup=Setup(
             target=args.target,
             drafter=args.drafter,
@@ -89,18 +104,21 @@ def make_plan(args: argparse.Namespace) -> Plan:
         cool_down_s=args.cool_down,
         ignore_eos=args.ignore_eos,
         is_fresh=args.fresh,
+        max_s=QUICK_S if args.quick else math.inf,
     )
 
 
-def _counts(text: str) -> list[int]:
+def counts(text: str, flag: str) -> list[int]:
+    """Numbers of a comma-separated list, each once. Raises ValueError naming the flag."""
     parts = [part.strip() for part in text.split(",")]
     if not all(part.isdecimal() and int(part) >= 1 for part in parts):
-        raise ValueError(f"--sequences is {text!r}; give numbers such as 1,2,4,8")
+        raise ValueError(f"{flag} is {text!r}; give numbers such as 1,2,4,8")
     return list(dict.fromkeys(int(part) for part in parts))
 
 
 def _quick_words() -> str:
-    return ", ".join(f"--{name.replace('_', '-')} {value}" for name, value in QUICK.items())
+    options = [f"--{name.replace('_', '-')} {value}" for name, value in QUICK.items()]
+    return ", ".join([*options, f"and no repeat begins after {QUICK_S:g} s"])
 
 
 def add_options(command: argparse.ArgumentParser) -> None:
@@ -113,12 +131,19 @@ def add_options(command: argparse.ArgumentParser) -> None:
 
 
 def add_common_options(command: argparse.ArgumentParser, modes: str) -> None:
-    """Adds what every plan has. modes: the default of --modes."""
+    """Adds what every plan with modes of one process has. modes: the default of --modes."""
+    add_load_options(command)
+    add = command.add_argument
+    add("--modes", default=modes, help=f"comma-separated, of {NAMES}")
+    add("--cost-cache", type=Path, default=None, metavar="FOLDER")
+
+
+def add_load_options(command: argparse.ArgumentParser) -> None:
+    """Adds what every plan has: files, prompts, replies, repeats."""
     add = command.add_argument
     add("--target", default="default")
     add("--drafter", default="auto")
     add("--prompts", action="append", metavar="SET", help=f"{', '.join(OWN_SETS)} or a file")
-    add("--modes", default=modes, help=f"comma-separated, of {NAMES}")
     add("--max-tokens", type=int, default=128, help="of each reply")
     add("--max-prompts", type=int, default=None, help="of each set")
     add("--temperature", type=float, default=0.0)
@@ -127,5 +152,4 @@ def add_common_options(command: argparse.ArgumentParser, modes: str) -> None:
     add("--cool-down", type=float, default=0.0, metavar="SECONDS", help="before each run")
     add("--threads", type=int, default=None)
     add("--n-ctx", type=int, default=2048, help="tokens of one sequence")
-    add("--cost-cache", type=Path, default=None, metavar="FOLDER")
     add("--quick", action="store_true", help=f"a first impression: {_quick_words()}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from .busy import caveat
 from .ratios import ALL
 from .shared import say
 
@@ -13,7 +14,7 @@ def print_table(report: dict[str, Any]) -> None:
     say(f"\n{report['target']}, drafter {report['drafter']}, {report['machine']['cpu']}")
     blocks = dict.fromkeys((line["sequences"], line["prompts"]) for line in report["modes"])
     for sequences, prompts in blocks:
-        say(f"\n{prompts}, {sequences} sequence(s){_copies(report['prompts'], prompts, sequences)}")
+        say(f"\n{prompts}, {sequences} sequence(s){copies(report['prompts'], prompts, sequences)}")
         say(
             f"  {'mode':16}{'tok/s':>8}{'quartiles':>16}{'x plain':>9}{'quartiles':>15}"
             f"{'tau':>6}{'ttft ms':>9}{'own ms':>8}{'MB':>7}{'J/tok':>7}  acceptance by position"
@@ -27,10 +28,17 @@ def print_table(report: dict[str, Any]) -> None:
             f"{ratio['sequences']} sequence(s): {number(ratio['median'], '.3f')} "
             f"({value_range(ratio['quartiles'], '.3f')})"
         )
-    say(f"\n{_verdict(report)}")
+    print_end(_verdict(report), report["busy"])
 
 
-def _copies(n_prompts: dict[str, int], prompts: str, sequences: int) -> str:
+def print_end(verdict: str, busy: str | None) -> None:
+    """What belongs under a table. busy: the report's reason."""
+    say(f"\n{verdict}")
+    if busy is not None:
+        say(caveat(busy))
+
+
+def copies(n_prompts: dict[str, int], prompts: str, sequences: int) -> str:
     """Says where the same prompt runs more than once at a time, which no user would do."""
     few = [
         f"{name} has {n}"
