@@ -2,8 +2,8 @@
 takes it back.
 
 Owns the drafter's way out of memory and back, and what is told about it. Refuses to know when
-pressure begins (pressure.py), where readings come from (device.py) and how rounds run (engine.py):
-it is asked between them.
+pressure begins (pressure_policy.py), when and where readings are taken (device.py) and how rounds
+run (rounds.py): it is asked between them.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from dataclasses import replace
 from functools import partial
 
 from ._core import BlockDecoder, device_memory
-from .device import Reading, read
+from .device import Reading, Readings, read
 from .errors import PairError
-from .pressure import STEPS, Action, Limits, PressurePolicy, Step
+from .pressure import STEPS, Action, Limits, Step
+from .pressure_policy import PressurePolicy
 from .slots import SlotTable
 from .speculation import Speculation
 
-INTERVAL_S = 1.0  # between two looks at the machine
 RETRY_LOAD_S = 30.0  # between two tries to load a drafter that could not be loaded
 N_NEWS = 100  # lines kept for whoever asks; later ones push the oldest out
 NOTHING: Sequence[str] = ()
@@ -36,10 +36,9 @@ class Governor:
     __slots__ = (
         "_clock",
         "_decoder",
-        "_due_s",
         "_news",
         "_policy",
-        "_read",
+        "_readings",
         "_retry_load_s",
         "_speculation",
     )
@@ -68,9 +67,9 @@ class Governor:
             ),
             steps=_steps_of(decoder, speculation),
         )
-        self._read = source or partial(read, gpu_devices=device_memory)
+        source = source or partial(read, gpu_devices=device_memory)
+        self._readings = Readings(source, clock=clock)
         self._clock = clock
-        self._due_s = clock()  # the first look is taken at once
         self._retry_load_s = 0.0
         self._news: deque[str] = deque(maxlen=N_NEWS)
 
@@ -84,17 +83,16 @@ class Governor:
         return [self._news.popleft() for _ in range(len(self._news))]
 
     def look(self, slots: SlotTable, queue_len: int) -> Sequence[str]:
-        """Between two rounds: takes a reading when one is due, and acts on it.
+        """Between two rounds: acts on a reading when one is due.
 
-        Returns what was done, a line each. When no look is due it takes under a microsecond.
+        Returns what was done, a line each.
         """
-        now_s = self._clock()
-        if now_s < self._due_s:
+        reading = self._readings.next()
+        if reading is None:
             return NOTHING
-        self._due_s = now_s + INTERVAL_S
-        speculation = self._speculation
+        now_s, speculation = self._clock(), self._speculation
         actions = self._policy.observe(
-            self._read(),
+            reading,
             now_s,
             queue_len=queue_len,
             n_active=len(slots.running),

@@ -1,6 +1,7 @@
-"""Loads a target with its drafter, and decides what can speculate; says what it decided and why.
+"""Loads a target with what was chosen to speculate, as far as memory and the pair allow; says why.
 
-Refuses to know requests and rounds.
+Owns the order: plan the memory, make the decoder, know the costs. Refuses to know requests and
+rounds.
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,23 +18,23 @@ import llama_cpp
 import platformdirs
 import psutil
 
-from ._core import BlockDecoder, DecoderConfig, DrafterFile, device_memory
+from ._core import BlockDecoder, DecoderConfig, device_memory
 from .calibration import Calibration, load_calibration
+from .choice import LOOKUP_LEN, Choice, choose, lookup
 from .cost import CostTable, load_cached, profile, save_cached
 from .errors import PairError
 from .files import fingerprint
 from .governor import Governor
-from .models import find_drafter, target_path
+from .models import target_path
 from .models.memory_estimate import Setting
 from .models.memory_plan import plan_load
 from .pressure import Limits
-from .speculation import Mode, Proposer, Speculation
+from .speculation import Mode, Speculation
 
 if TYPE_CHECKING:
     from llama_cpp import Llama
 
 MAX_THREADS = 512
-LOOKUP_LEN = 8  # draft tokens of a lookup at most
 PROFILE_DEPTH = 256  # tokens in the cache while profiling
 PROFILE_WIDTH = 32  # widest pass that is profiled
 
@@ -64,15 +66,17 @@ class Loaded:
     device_name: str = ""
 
 
-@dataclass(slots=True)
-class _Choice:
-    """What should speculate, before the target is loaded."""
+@dataclass(slots=True, frozen=True)
+class _Asked:
+    """What is to be loaded. path: the target's file; address: of a model that is there already."""
 
-    proposer: Proposer | None
-    drafter: Path | None = None
-    reason: str = ""  # why nothing speculates
-    n_max: int = 0
-    notices: list[str] = field(default_factory=list)
+    path: Path | None
+    address: int
+    mode: Mode
+    n_ctx: int
+    n_seq: int
+    n_gpu_layers: int
+    n_threads: int
 
 
 def load(
@@ -89,73 +93,17 @@ def load(
     limits: Limits | None = None,
 ) -> Loaded:
     """Loads everything an Engine needs; its docstring has the parameters and errors."""
-    if speculation not in ("auto", "always", "off"):
-        raise ValueError(f"speculation is {speculation!r}; it must be auto, always or off")
-    if verify_len is not None and (speculation != "always" or verify_len < 0):
-        raise ValueError(
-            f'verify_len is {verify_len}; it must be 0 or more, with speculation="always"'
-        )
-    for name, number in (("n_ctx", n_ctx), ("n_seq", n_seq), ("n_gpu_layers", n_gpu_layers)):
-        if not isinstance(number, int) or not -1 <= number < 2**31:
-            raise ValueError(f"{name} is {number!r}; it must be a whole number from -1 to 2^31 - 1")
-    if n_threads is not None and not 0 <= n_threads <= MAX_THREADS:
-        raise ValueError(f"n_threads is {n_threads}; it must be 1 to {MAX_THREADS}, or 0 for all")
+    _check_mode(speculation, verify_len)
+    _check_numbers({"n_ctx": n_ctx, "n_seq": n_seq, "n_gpu_layers": n_gpu_layers}, n_threads)
     path, address = _target_of(target)
     threads = n_threads if n_threads is not None else default_threads()
-
-    def decoder_for(choice: _Choice) -> BlockDecoder:
-        n_max = _n_verified(choice, speculation)
-        return BlockDecoder(
-            DecoderConfig(
-                target_path="" if address else str(path),
-                target_address=address,
-                drafter_path=str(choice.drafter or ""),
-                n_ctx=n_ctx,
-                n_seq=n_seq,
-                n_batch=max(512, n_seq * (1 + n_max)),
-                n_threads=threads,
-                n_gpu_layers=n_gpu_layers,
-                max_verify_len=n_max,
-                target_id=_identity(path),
-                drafter_id=_identity(choice.drafter),
-            )
-        )
-
-    choice = _choose(path, drafter, speculation)
-    setting = Setting(
-        n_ctx=n_ctx,
-        n_seq=n_seq,
-        max_verify_len=_n_verified(choice, speculation),
-        n_gpu_layers=n_gpu_layers,
-        is_loaded=bool(address),
-    )
-    left_out = plan_load(path, choice.drafter, setting=setting, is_explicit=drafter != "auto")
-    if left_out:
-        choice = _lookup(left_out)
-    try:
-        decoder = decoder_for(choice)
-    except PairError as error:
-        if drafter != "auto":
-            raise
-        choice = _lookup(f"drafter {choice.drafter} is not used: {error}")
-        decoder = decoder_for(choice)
-    reason = decoder.no_roll_back_reason
-    if not reason and decoder.is_recurrent and n_seq > 1:
-        # Tried with LFM2: rolled back states of several sequences at once went wrong in a few
-        # texts of a hundred; with one sequence none did.
-        reason = "recurrent states are rolled back reliably for one sequence only; pass n_seq=1"
-    if choice.proposer is not None and reason:
-        choice.proposer, choice.reason = None, reason
-        choice.notices.append(f"speculation off: {choice.reason}")
-    if n_ctx > decoder.n_ctx_train:
-        choice.notices.append(
-            f"n_ctx is {n_ctx} but the model was trained for {decoder.n_ctx_train} tokens; "
-            "long texts may degrade"
-        )
+    asked = _Asked(path, address, speculation, n_ctx, n_seq, n_gpu_layers, threads)
+    choice = _within_memory(asked, choose(path, drafter, speculation), drafter)
+    decoder, choice = _open(asked, choice, drafter)
+    _note_limits(asked, choice, decoder)
     cost = CostTable()
     if choice.proposer is not None and speculation == "auto":
-        key = _cost_key(path, choice, threads, n_gpu_layers, n_seq)
-        cost = _cost_table(decoder, key, cost_cache, choice)
+        cost = _cost_table(decoder, _cost_key(asked, choice), cost_cache, choice)
     calibration = _calibration(choice)
     proposals = Speculation(
         mode=speculation,
@@ -186,6 +134,112 @@ def load(
     )
 
 
+def default_threads() -> int:
+    """The physical cores that this process may use."""
+    physical = psutil.cpu_count(logical=False) or os.cpu_count() or 1
+    if hasattr(os, "sched_getaffinity"):
+        return max(1, min(physical, len(os.sched_getaffinity(0))))
+    return physical
+
+
+# ---------------------------------------------------------------- what is asked for
+
+
+def _check_mode(mode: Mode, verify_len: int | None) -> None:
+    if mode not in ("auto", "always", "off"):
+        raise ValueError(f"speculation is {mode!r}; it must be auto, always or off")
+    if verify_len is not None and (mode != "always" or verify_len < 0):
+        raise ValueError(
+            f'verify_len is {verify_len}; it must be 0 or more, with speculation="always"'
+        )
+
+
+def _check_numbers(numbers: Mapping[str, int], n_threads: int | None) -> None:
+    for name, number in numbers.items():
+        if not isinstance(number, int) or not -1 <= number < 2**31:
+            raise ValueError(f"{name} is {number!r}; it must be a whole number from -1 to 2^31 - 1")
+    if n_threads is not None and not 0 <= n_threads <= MAX_THREADS:
+        raise ValueError(f"n_threads is {n_threads}; it must be 1 to {MAX_THREADS}, or 0 for all")
+
+
+def _target_of(target: str | Path | Llama) -> tuple[Path | None, int]:
+    """The target's file and, for a llama_cpp.Llama, the address of its model."""
+    if isinstance(target, str | Path):
+        return target_path(target), 0
+    if not isinstance(target, llama_cpp.Llama):
+        raise ValueError(
+            f"target is a {type(target).__name__}; give a path, 'default' or a llama_cpp.Llama"
+        )
+    path = Path(target.model_path)
+    return (path if path.is_file() else None), int(target.model)
+
+
+# ---------------------------------------------------------------- the decoder
+
+
+def _within_memory(asked: _Asked, choice: Choice, drafter: str | Path | None) -> Choice:
+    """The choice, or lookup where there is no room for its drafter. Raises MemoryPlanError."""
+    setting = Setting(
+        n_ctx=asked.n_ctx,
+        n_seq=asked.n_seq,
+        max_verify_len=choice.n_verified(asked.mode),
+        n_gpu_layers=asked.n_gpu_layers,
+        is_loaded=bool(asked.address),
+    )
+    left_out = plan_load(asked.path, choice.drafter, setting=setting, is_explicit=drafter != "auto")
+    return lookup(left_out) if left_out else choice
+
+
+def _open(asked: _Asked, choice: Choice, drafter: str | Path | None) -> tuple[BlockDecoder, Choice]:
+    """The decoder, with lookup where the drafter that was found does not fit the target."""
+    try:
+        return _decoder(asked, choice), choice
+    except PairError as error:
+        if drafter != "auto":
+            raise
+        choice = lookup(f"drafter {choice.drafter} is not used: {error}")
+        return _decoder(asked, choice), choice
+
+
+def _decoder(asked: _Asked, choice: Choice) -> BlockDecoder:
+    n_max = choice.n_verified(asked.mode)
+    return BlockDecoder(
+        DecoderConfig(
+            target_path="" if asked.address else str(asked.path),
+            target_address=asked.address,
+            drafter_path=str(choice.drafter or ""),
+            n_ctx=asked.n_ctx,
+            n_seq=asked.n_seq,
+            n_batch=max(512, asked.n_seq * (1 + n_max)),
+            n_threads=asked.n_threads,
+            n_gpu_layers=asked.n_gpu_layers,
+            max_verify_len=n_max,
+            target_id=_identity(asked.path),
+            drafter_id=_identity(choice.drafter),
+        )
+    )
+
+
+def _note_limits(asked: _Asked, choice: Choice, decoder: BlockDecoder) -> None:
+    """What the target itself does not allow, or not well: into the choice and its notices."""
+    reason = decoder.no_roll_back_reason
+    if not reason and decoder.is_recurrent and asked.n_seq > 1:
+        # Tried with LFM2: rolled back states of several sequences at once went wrong in a few
+        # texts of a hundred; with one sequence none did.
+        reason = "recurrent states are rolled back reliably for one sequence only; pass n_seq=1"
+    if choice.proposer is not None and reason:
+        choice.proposer, choice.reason = None, reason
+        choice.notices.append(f"speculation off: {choice.reason}")
+    if asked.n_ctx > decoder.n_ctx_train:
+        choice.notices.append(
+            f"n_ctx is {asked.n_ctx} but the model was trained for {decoder.n_ctx_train} tokens; "
+            "long texts may degrade"
+        )
+
+
+# ---------------------------------------------------------------- names
+
+
 def _identity(path: Path | None) -> str:
     """Name and fingerprint; "" without a file, and for one that loading will find unreadable."""
     if path is None:
@@ -203,63 +257,6 @@ def _calibration_identity(calibration: Calibration | None) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def _n_verified(choice: _Choice, mode: Mode) -> int:
-    """Draft tokens per sequence at most: in mode "auto" lookup goes on beside a drafter."""
-    return max(choice.n_max, LOOKUP_LEN) if choice.proposer and mode == "auto" else choice.n_max
-
-
-def _calibration(choice: _Choice) -> Calibration | None:
-    if choice.drafter is None:
-        return None
-    return load_calibration(choice.drafter, n_slots=max(choice.n_max, LOOKUP_LEN))
-
-
-def _target_of(target: str | Path | Llama) -> tuple[Path | None, int]:
-    """The target's file and, for a llama_cpp.Llama, the address of its model."""
-    if isinstance(target, str | Path):
-        return target_path(target), 0
-    if not isinstance(target, llama_cpp.Llama):
-        raise ValueError(
-            f"target is a {type(target).__name__}; give a path, 'default' or a llama_cpp.Llama"
-        )
-    path = Path(target.model_path)
-    return (path if path.is_file() else None), int(target.model)
-
-
-def _choose(path: Path | None, drafter: str | Path | None, mode: Mode) -> _Choice:
-    if mode == "off":
-        return _Choice(None, reason='speculation="off" was asked for')
-    if drafter is None:
-        return _Choice(None, reason="no drafter was asked for")
-    if drafter == "lookup":
-        return _lookup()
-    if drafter == "auto":
-        found = find_drafter(path) if path else None
-        if found is None:
-            return _lookup("no drafter belongs to this target: prompt lookup is used")
-        try:
-            return _with_drafter(found)
-        except PairError as error:
-            return _lookup(str(error))
-    return _with_drafter(Path(drafter).expanduser())
-
-
-def _with_drafter(drafter: Path) -> _Choice:
-    return _Choice("drafter", drafter=drafter, n_max=DrafterFile(str(drafter)).n_draft)
-
-
-def _lookup(*notices: str) -> _Choice:
-    return _Choice("lookup", n_max=LOOKUP_LEN, notices=list(notices))
-
-
-def default_threads() -> int:
-    """The physical cores that this process may use."""
-    physical = psutil.cpu_count(logical=False) or os.cpu_count() or 1
-    if hasattr(os, "sched_getaffinity"):
-        return max(1, min(physical, len(os.sched_getaffinity(0))))
-    return physical
-
-
 def _device_name(n_threads: int, n_gpu_layers: int) -> str:
     cpu = f"CPU, {n_threads or os.cpu_count() or 1} thread{'s' if n_threads != 1 else ''}"
     gpus = [device.name for device in device_memory() if device.kind != "cpu"]
@@ -269,8 +266,17 @@ def _device_name(n_threads: int, n_gpu_layers: int) -> str:
     return f"{', '.join(gpus)} ({layers}); {cpu}"
 
 
+# ---------------------------------------------------------------- costs and calibration
+
+
+def _calibration(choice: Choice) -> Calibration | None:
+    if choice.drafter is None:
+        return None
+    return load_calibration(choice.drafter, n_slots=max(choice.n_max, LOOKUP_LEN))
+
+
 def _cost_table(
-    decoder: BlockDecoder, key: str, cost_cache: Path | None, choice: _Choice
+    decoder: BlockDecoder, key: str, cost_cache: Path | None, choice: Choice
 ) -> CostTable:
     """From the cache, or measured now (a few seconds) and kept there."""
     folder = cost_cache or Path(platformdirs.user_cache_dir("dspark_edge", appauthor=False))
@@ -278,7 +284,7 @@ def _cost_table(
     table = load_cached(file, key)
     if table is None:
         has_drafter = choice.proposer == "drafter"
-        widest = decoder.n_seq * (1 + _n_verified(choice, "auto"))
+        widest = decoder.n_seq * (1 + choice.n_verified("auto"))
         max_width = min(PROFILE_WIDTH, widest, decoder.n_ctx)
         table = profile(
             decoder.time_step,
@@ -294,16 +300,15 @@ def _cost_table(
     return table
 
 
-def _cost_key(
-    path: Path | None, choice: _Choice, threads: int, n_gpu_layers: int, n_seq: int
-) -> str:
+def _cost_key(asked: _Asked, choice: Choice) -> str:
     parts = [
-        fingerprint(path) if path else "",
+        fingerprint(asked.path) if asked.path else "",
         fingerprint(choice.drafter) if choice.drafter else "",
         str(choice.proposer),
         llama_cpp.__version__,
         llama_cpp.llama_print_system_info().decode("utf-8", errors="replace"),
         *(device.name for device in device_memory()),
-        f"threads {threads} gpu layers {n_gpu_layers} sequences {n_seq} slots {choice.n_max}",
+        f"threads {asked.n_threads} gpu layers {asked.n_gpu_layers} "
+        f"sequences {asked.n_seq} slots {choice.n_max}",
     ]
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()

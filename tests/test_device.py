@@ -6,6 +6,7 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -408,7 +409,7 @@ def limited_here(root: Path, room_bytes: int) -> Path:
 
 def test_a_reading_is_taken_again_once_it_is_old(tmp_path: Path) -> None:
     root, now_s = planted(tmp_path, LAPTOP), [100.0]
-    readings = Readings(interval_s=1.0, root=root, clock=lambda: now_s[0])
+    readings = Readings(partial(read, root), interval_s=1.0, clock=lambda: now_s[0])
     percents = []
     for capacity, at_s in [("63", 100.0), ("62", 100.9), ("61", 101.0), ("60", 101.5)]:
         planted(root, {"sys/class/power_supply/BAT0/capacity": capacity})

@@ -365,9 +365,17 @@ def test_another_drafter_in_the_same_place_is_refused(
 
 
 def engine_of(
-    machine: Machine, target: Path, drafter: Path, **options: object
+    machine: Machine,
+    target: Path,
+    drafter: Path,
+    *,
+    limits: Limits = QUICK,
+    source: Callable[[], Reading] | None = None,
 ) -> tuple[Engine, _core.BlockDecoder]:
-    """An engine under whose feet the drafter goes and comes, and its decoder."""
+    """An engine under whose feet the drafter goes and comes, and its decoder.
+
+    source: of readings, None for the machine's own.
+    """
     loaded = loading.load(
         target,
         drafter=drafter,
@@ -379,7 +387,13 @@ def engine_of(
         verify_len=None,
         cost_cache=None,
     )
-    loaded.governor = machine.governor(loaded.decoder, loaded.speculation, QUICK)
+    loaded.governor = Governor(
+        loaded.decoder,
+        loaded.speculation,
+        limits,
+        source=source or machine.read,
+        clock=lambda: machine.now_s,
+    )
     return Engine.from_loaded(loaded), loaded.decoder
 
 
@@ -498,18 +512,13 @@ def test_memory_that_another_process_takes_is_noticed_and_its_end_too(
     pair: tuple[Path, Path], hog: subprocess.Popen[str]
 ) -> None:
     """The memory is really taken, in a container of 600 MB that nobody else lives in."""
-    machine = Machine()
-    engine, decoder = engine_of(machine, *pair)
-    other = psutil.Process(hog.pid)
-    limits = Limits(min_free_ram_bytes=400 * MB, rearm_s=2.0, rearm_release_s=3.0)
-    governor = Governor(
-        decoder,
-        engine._speculation,
-        limits,
+    machine, other = Machine(), psutil.Process(hog.pid)
+    engine, decoder = engine_of(
+        machine,
+        *pair,
+        limits=Limits(min_free_ram_bytes=400 * MB, rearm_s=2.0, rearm_release_s=3.0),
         source=lambda: Reading(ram_free_bytes=600 * MB - other.memory_info().rss),
-        clock=lambda: machine.now_s,
     )
-    engine._governor = governor
     params = SamplingParams(temperature=0.0, max_tokens=900, ignore_eos=True)
     request = engine.add(PROMPT, params)
     chunks: list[Chunk] = []

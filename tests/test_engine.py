@@ -872,7 +872,7 @@ def test_a_given_seed_reaches_the_sampler_and_the_statistics(
 ) -> None:
     seen: list[int] = []
     make: Callable[..., object] = lambda params, *, seed, end_tokens: seen.append(seed)  # noqa: E731
-    monkeypatch.setattr("dspark_edge.engine.sampling_config", make)
+    monkeypatch.setattr("dspark_edge.rounds.sampling_config", make)
     stats = run(engine_on(FakeDecoder()), PROMPT, SamplingParams(seed=77, max_tokens=2))[-1].stats
     assert stats.seed == 77
     assert set(seen) == {77}

@@ -16,6 +16,7 @@ from fake_decoder import FakeDecoder, FixedCost, Machine, engine_on, letters
 from dspark_edge import BusyError, Chunk, Engine, SamplingParams
 from dspark_edge.bench.__main__ import main as bench
 from dspark_edge.pressure import STEPS, Limits
+from dspark_edge.speculation import Mode, Proposer
 from dspark_edge.trace import read_trace
 
 PROMPT = list(b"a prompt of some length")
@@ -53,6 +54,19 @@ def ticking(machine: Machine, **options: object) -> FakeDecoder:
     return FakeDecoder(after=second, n_ctx=4096, **options)  # type: ignore[arg-type]
 
 
+def slow_engine(
+    mode: Mode = "always",
+    proposer: Proposer | None = "drafter",
+    *,
+    limits: Limits | None = None,
+    **options: object,
+) -> tuple[Machine, FakeDecoder, Engine]:
+    """A machine of 4 GB free, a ticking decoder with these options, and the engine on both."""
+    machine = Machine()
+    decoder = ticking(machine, **options)
+    return machine, decoder, engine_on(decoder, mode, proposer, machine=machine, limits=limits)
+
+
 def pass_time(engine: Engine, machine: Machine, seconds: int) -> None:
     """An idle engine that is asked once a second."""
     for _ in range(seconds):
@@ -64,9 +78,7 @@ def pass_time(engine: Engine, machine: Machine, seconds: int) -> None:
 
 
 def test_low_memory_takes_the_steps_in_order_and_the_reply_goes_on() -> None:
-    machine = Machine()
-    decoder = ticking(machine)
-    engine = engine_on(decoder, machine=machine, limits=QUICK)
+    machine, decoder, engine = slow_engine(limits=QUICK)
     request = engine.add(PROMPT, limit(400))
     chunks = engine.step()
     machine.free_mb = LOW_MB
@@ -87,9 +99,7 @@ def test_low_memory_takes_the_steps_in_order_and_the_reply_goes_on() -> None:
 
 
 def test_shortened_rounds_verify_half_the_drafts_and_parked_ones_none() -> None:
-    machine = Machine()
-    decoder = ticking(machine)
-    engine = engine_on(decoder, machine=machine)
+    machine, decoder, engine = slow_engine()
     engine.add(PROMPT, limit(300))
     engine.step()
     machine.free_mb = LOW_MB
@@ -102,8 +112,7 @@ def test_shortened_rounds_verify_half_the_drafts_and_parked_ones_none() -> None:
 
 
 def test_the_state_and_the_news_say_what_happened_and_why() -> None:
-    machine = Machine()
-    engine = engine_on(ticking(machine), "auto", machine=machine, limits=QUICK)
+    machine, _, engine = slow_engine("auto", limits=QUICK)
     engine.add(PROMPT, limit(4000))
     engine.step()
     engine.generate(OTHER, limit(3)).close()
@@ -137,8 +146,7 @@ def test_the_state_and_the_news_say_what_happened_and_why() -> None:
 def test_each_step_is_an_event_of_the_trace_that_explain_shows(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    machine = Machine()
-    engine = engine_on(ticking(machine), machine=machine)
+    machine, _, engine = slow_engine()
     engine.trace_to(tmp_path / "trace.jsonl")
     engine.add(PROMPT, limit(40))
     engine.step()
@@ -159,9 +167,7 @@ def test_each_step_is_an_event_of_the_trace_that_explain_shows(
 
 
 def test_with_lookup_there_is_no_drafter_to_release() -> None:
-    machine = Machine()
-    decoder = ticking(machine, in_memory=set())
-    engine = engine_on(decoder, "auto", "lookup", machine=machine)
+    machine, _, engine = slow_engine("auto", "lookup", in_memory=set())
     engine.add(PROMPT, limit(300))
     machine.free_mb = LOW_MB
     for _ in range(20):
@@ -260,9 +266,7 @@ def test_shrinking_empties_idle_caches_and_says_how_much() -> None:
 
 
 def test_shrinking_leaves_running_requests_alone() -> None:
-    machine = Machine()
-    decoder = ticking(machine)
-    engine = engine_on(decoder, machine=machine)
+    machine, decoder, engine = slow_engine()
     list(engine.generate(OTHER, limit(3)))
     request = engine.add(PROMPT, limit(100))
     engine.step()
@@ -312,9 +316,7 @@ def test_a_request_that_only_shares_its_beginning_is_new() -> None:
 
 
 def test_requests_that_wait_when_memory_gets_scarce_still_run() -> None:
-    machine = Machine()
-    decoder = ticking(machine, n_seq=1)
-    engine = engine_on(decoder, machine=machine)
+    machine, _, engine = slow_engine(n_seq=1)
     requests = [engine.add(prompt, limit(20)) for prompt in (PROMPT, OTHER)]
     machine.free_mb = SCARCE_MB
     chunks: list[Chunk] = []
@@ -326,9 +328,7 @@ def test_requests_that_wait_when_memory_gets_scarce_still_run() -> None:
 
 def test_an_idle_engine_lets_requests_in_again_by_being_asked() -> None:
     machine = Machine(free_mb=SCARCE_MB)
-    _, engine = filled(Machine(), [])
-    decoder = FakeDecoder()
-    engine = engine_on(decoder, machine=machine)
+    engine = engine_on(FakeDecoder(), machine=machine)
     with pytest.raises(BusyError):
         engine.add(PROMPT, limit(5))
     machine.free_mb = FREE_MB
@@ -349,9 +349,7 @@ def test_without_limits_nothing_is_watched() -> None:
 
 
 def test_a_drafter_that_cannot_be_loaded_leaves_plain_decoding_and_is_tried_again() -> None:
-    machine = Machine()
-    decoder = ticking(machine)
-    engine = engine_on(decoder, machine=machine, limits=QUICK)
+    machine, decoder, engine = slow_engine(limits=QUICK)
     request = engine.add(PROMPT, limit(400))
     chunks = engine.step()
     machine.free_mb = LOW_MB
@@ -378,9 +376,7 @@ def test_a_drafter_that_cannot_be_loaded_leaves_plain_decoding_and_is_tried_agai
 
 
 def test_a_drafter_that_was_switched_off_is_released_and_not_loaded_again() -> None:
-    machine = Machine()
-    decoder = ticking(machine, draft_fails=True)
-    engine = engine_on(decoder, machine=machine, limits=QUICK)
+    machine, decoder, engine = slow_engine(limits=QUICK, draft_fails=True)
     engine.add(PROMPT, limit(200))
     with pytest.warns(RuntimeWarning, match="speculation off"):
         engine.step()
@@ -427,7 +423,7 @@ def test_fifty_spells_of_pressure_drop_no_conversation_and_change_no_text() -> N
         nonlocal n_refused
         prompt = [noise.randrange(256) for _ in range(noise.randrange(5, 60))]
         if prompts and noise.random() < 0.5:  # the next turn of a conversation that has ended
-            known = [slot.prompt for slot in engine._slots.idle]
+            known = [slot.prompt for slot in engine._rounds.slots.idle]
             prompt = [*noise.choice(known), *prompt] if known else prompt
         try:
             request = engine.add(prompt, limit(noise.randrange(10, 90)))

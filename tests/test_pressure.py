@@ -9,13 +9,8 @@ from collections.abc import Iterable, Sequence
 import pytest
 
 from dspark_edge.device import Gpu, Reading
-from dspark_edge.pressure import (
-    RELEASES,
-    STEPS,
-    Action,
-    Limits,
-    PressurePolicy,
-)
+from dspark_edge.pressure import RELEASES, STEPS, Action, Limits
+from dspark_edge.pressure_policy import PressurePolicy
 
 MB = 10**6
 GB = 10**9
@@ -38,6 +33,13 @@ def moves(actions: Iterable[Action]) -> list[str]:
 def run(policy: PressurePolicy, reading: Reading, seconds: Iterable[int]) -> list[tuple[int, str]]:
     """(second, move) for each transition."""
     return [(s, move) for s in seconds for move in moves(policy.observe(reading, s))]
+
+
+def after(reading: Reading) -> PressurePolicy:
+    """A policy that has seen this at second 0."""
+    policy = PressurePolicy()
+    policy.observe(reading, 0.0)
+    return policy
 
 
 def pressed(policy: PressurePolicy, steps: Sequence[str]) -> None:
@@ -79,8 +81,7 @@ def test_steps_stop_where_memory_is_enough_again() -> None:
 
 
 def test_steps_come_back_in_reverse_after_their_re_arm_times() -> None:
-    policy = PressurePolicy()
-    policy.observe(ram(100), 0.0)
+    policy = after(ram(100))
     assert run(policy, ram(2000), range(1, 400)) == [
         (11, "-refuse"),
         (121, "-shrink_idle"),
@@ -93,8 +94,7 @@ def test_steps_come_back_in_reverse_after_their_re_arm_times() -> None:
 
 
 def test_the_reason_for_coming_back_has_the_numbers() -> None:
-    policy = PressurePolicy()
-    policy.observe(ram(212), 0.0)
+    policy = after(ram(212))
     policy.observe(ram(612), 1.0)
     assert policy.observe(ram(712), 31.0) == [
         Action("shorten", False, "free memory 712 MB is above 375 MB, for 30 s")
@@ -116,8 +116,7 @@ def test_pressure_that_returns_starts_the_re_arm_time_again() -> None:
 
 
 def test_time_without_observations_is_not_time_without_pressure() -> None:
-    policy = PressurePolicy()
-    policy.observe(ram(212), 0.0)
+    policy = after(ram(212))
     assert policy.observe(ram(900), 1000.0) == []
     assert moves(policy.observe(ram(900), 1030.0)) == ["-shorten"]
 
@@ -157,15 +156,13 @@ def test_each_discrete_gpu_has_its_own_floor_and_a_shared_one_none() -> None:
 
 
 def test_what_is_not_told_is_no_pressure() -> None:
-    policy = PressurePolicy()
-    policy.observe(ram(212), 0.0)
+    policy = after(ram(212))
     assert run(policy, Reading(), range(1, 40)) == [(31, "-shorten")]
     assert policy.in_force == ()
 
 
 def test_a_sensor_that_went_silent_is_named_when_its_step_is_lifted() -> None:
-    policy = PressurePolicy()
-    policy.observe(ram(212), 0.0)
+    policy = after(ram(212))
     policy.observe(Reading(), 1.0)
     assert policy.observe(Reading(), 31.0)[0].reason == "free memory is no longer told, for 30 s"
 
@@ -276,8 +273,7 @@ def test_the_retry_hint_counts_down_once_the_pressure_is_gone() -> None:
 
 
 def test_memory_lifts_nothing_that_heat_still_needs() -> None:
-    policy = PressurePolicy()
-    policy.observe(ram(100), 0.0)
+    policy = after(ram(100))
     hot = Reading(ram_free_bytes=4 * GB, ram_total_bytes=TOTAL, temperature_c=96.0, trip_c=99.0)
     lifted = [move for _, move in run(policy, hot, range(1, 500))]
     assert lifted == ["-refuse", "-shrink_idle", "-release_weights", "-release_context"]
@@ -307,8 +303,7 @@ def test_on_battery_drafts_must_promise_more_and_nothing_is_parked() -> None:
 
 
 def test_the_bar_falls_once_the_charger_has_stayed_in() -> None:
-    policy = PressurePolicy()
-    policy.observe(Reading(on_battery=True), 0.0)
+    policy = after(Reading(on_battery=True))
     for second in range(1, 40):
         assert policy.observe(Reading(on_battery=second % 20 == 0), second) == []
     policy.observe(Reading(on_battery=True), 40)
@@ -329,8 +324,7 @@ def test_a_battery_around_its_limit_does_not_move_the_bar_to_and_fro() -> None:
 
 
 def test_steps_and_the_bar_are_listed_together() -> None:
-    policy = PressurePolicy()
-    policy.observe(Reading(ram_free_bytes=212 * MB, on_battery=True), 0.0)
+    policy = after(Reading(ram_free_bytes=212 * MB, on_battery=True))
     assert [a.kind for a in policy.in_force] == ["shorten", "raise_bar"]
 
 

@@ -390,7 +390,7 @@ def test_a_cache_goes_where_it_is_missed_least() -> None:
     messages = chatted(engine, HELLO)
     blob = engine.save_cache(list(b"[user]hello"))
     assert engine.load_cache(blob) == len(json.loads(blob))
-    assert len(engine._slots.idle) == 2  # the empty one was taken
+    assert len(engine._rounds.slots.idle) == 2  # the empty one was taken
     engine.load_cache(blob)
     stream = engine.chat([*messages, *HELLO], SamplingParams(max_tokens=2, seed=1))
     assert next(c.stats.n_reused for c in stream) == len(json.loads(blob))

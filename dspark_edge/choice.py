@@ -1,0 +1,63 @@
+"""What should speculate for a target: a drafter, prompt lookup or nothing; and why.
+
+Decided before the target is loaded. Refuses to know decoders, and whether the choice fits in
+memory.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from ._core import DrafterFile
+from .errors import PairError
+from .models import find_drafter
+from .speculation import Mode, Proposer
+
+LOOKUP_LEN = 8  # draft tokens of a lookup at most
+
+
+@dataclass(slots=True)
+class Choice:
+    """reason: why nothing speculates. n_max: draft tokens of the proposer at most."""
+
+    proposer: Proposer | None
+    drafter: Path | None = None
+    reason: str = ""
+    n_max: int = 0
+    notices: list[str] = field(default_factory=list)
+
+    def n_verified(self, mode: Mode) -> int:
+        """Draft tokens per sequence at most: in mode "auto" lookup goes on beside a drafter."""
+        return max(self.n_max, LOOKUP_LEN) if self.proposer and mode == "auto" else self.n_max
+
+
+def choose(path: Path | None, drafter: str | Path | None, mode: Mode) -> Choice:
+    """path: the target's file, if it has one. drafter, mode: as Engine takes them.
+
+    Raises PairError for an explicit drafter that is none.
+    """
+    if mode == "off":
+        return Choice(None, reason='speculation="off" was asked for')
+    if drafter is None:
+        return Choice(None, reason="no drafter was asked for")
+    if drafter == "lookup":
+        return lookup()
+    if drafter == "auto":
+        found = find_drafter(path) if path else None
+        if found is None:
+            return lookup("no drafter belongs to this target: prompt lookup is used")
+        try:
+            return _with_drafter(found)
+        except PairError as error:
+            return lookup(str(error))
+    return _with_drafter(Path(drafter).expanduser())
+
+
+def lookup(*notices: str) -> Choice:
+    """Prompt lookup; notices: why no drafter."""
+    return Choice("lookup", n_max=LOOKUP_LEN, notices=list(notices))
+
+
+def _with_drafter(drafter: Path) -> Choice:
+    return Choice("drafter", drafter=drafter, n_max=DrafterFile(str(drafter)).n_draft)

@@ -1,0 +1,52 @@
+"""Whose turn it is: one thread runs rounds, others come in between two of them, none waits long.
+
+Refuses to know what is done in a turn.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from .errors import DecodeError
+
+
+class Turns:
+    """The two locks of an engine."""
+
+    __slots__ = ("_round", "_state")
+
+    def __init__(self) -> None:
+        self._round = threading.Lock()  # held by the thread that runs a round
+        self._state = threading.Lock()  # held by it too, and shortly by those that abort or add
+
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        """A round, or work on the caches. Raises DecodeError while another thread is at it."""
+        if not self._round.acquire(blocking=False):
+            raise DecodeError("the engine is in use by another thread; take turns")
+        try:
+            with self._state:
+                yield
+        finally:
+            self._round.release()
+
+    @contextmanager
+    def after_the_round(self) -> Iterator[None]:
+        """Waits for the end of the round that runs; none begins before this block's end."""
+        with self._state:
+            yield
+
+    @contextmanager
+    def if_between_rounds(self) -> Iterator[bool]:
+        """Whether no round runs: then none begins before this block's end. Never waits.
+
+        So it may be asked by the garbage collector, in the middle of the thread's own round.
+        """
+        is_between = self._state.acquire(blocking=False)
+        try:
+            yield is_between
+        finally:
+            if is_between:
+                self._state.release()
