@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -126,9 +127,22 @@ class Child:
     process: subprocess.Popen[str]
     url: str
     log: list[str] = field(default_factory=list)
+    reader: threading.Thread | None = None
 
     def client(self) -> httpx.Client:
         return httpx.Client(base_url=self.url, timeout=WAIT_S, trust_env=False)
+
+    def end(self, number: int = signal.SIGTERM) -> str:
+        """Ends the process in an orderly way and gives its whole log."""
+        self.process.send_signal(number)
+        assert self.process.wait(WAIT_S) == 0
+        return self.whole_log()
+
+    def whole_log(self) -> str:
+        """All that a process which has ended has logged."""
+        assert self.reader is not None
+        self.reader.join(WAIT_S)
+        return "".join(self.log)
 
     def wait_ready(self) -> None:
         pause = threading.Event()
@@ -153,7 +167,8 @@ def start_child(*args: str, prefix: Sequence[str] = ()) -> Child:
         raise AssertionError(f"no ready line: {process.stderr.read()}")
     ready = json.loads(line)
     child = Child(process, ready["url"])
-    threading.Thread(target=_collect, args=(child,), daemon=True).start()
+    child.reader = threading.Thread(target=_collect, args=(child,), daemon=True)
+    child.reader.start()
     return child
 
 
@@ -164,9 +179,9 @@ def _collect(child: Child) -> None:
 
 
 @contextmanager
-def child(*args: str) -> Iterator[Child]:
+def child(*args: str, prefix: Sequence[str] = ()) -> Iterator[Child]:
     """A server process that is killed in the end, if it still runs."""
-    started = start_child(*args)
+    started = start_child(*args, prefix=prefix)
     try:
         yield started
     finally:

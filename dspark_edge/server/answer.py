@@ -80,6 +80,9 @@ class Answers:
         except ClientGoneError:
             await answer.close("cancelled")
             return Response(status_code=STATUS_GONE)
+        except asyncio.CancelledError as error:
+            await answer.close("503")
+            raise _cut_short() from error
         except BaseException as error:
             await answer.close(str(as_api_error(error).status))
             raise
@@ -207,6 +210,9 @@ class EventStream(Response):
             await _unless_gone(receive, self._send(send))
         except ClientGoneError:
             pass
+        except asyncio.CancelledError:
+            self._outcome = "503"
+            await self._end(send, _cut_short().body())
         finally:
             await self._answer.close(self._outcome)
 
@@ -214,22 +220,31 @@ class EventStream(Response):
         start = {"type": "http.response.start", "status": 200, "headers": self.raw_headers}
         await send(start)
 
-        async def say(text: str) -> None:
-            data = f"data: {text}\n\n".encode()
-            await send({"type": "http.response.body", "body": data, "more_body": True})
-
         try:
             async for event in self._answer.events():
-                await say(json.dumps(event, ensure_ascii=False, separators=(",", ":")))
-            await say("[DONE]")
-            self._outcome = "ok"
+                text = json.dumps(event, ensure_ascii=False, separators=(",", ":"))
+                data = f"data: {text}\n\n".encode()
+                await send({"type": "http.response.body", "body": data, "more_body": True})
         except Exception as error:
             told = as_api_error(error)
             if told.code == "bug":
                 log_failure("a stream broke", error)
             self._outcome = str(told.status)
-            await say(json.dumps(told.body()))
-        await send({"type": "http.response.body", "body": b"", "more_body": False})
+            await self._end(send, told.body())
+            return
+        await self._end(send, "[DONE]")
+        self._outcome = "ok"
+
+    async def _end(self, send: Send, last: str | dict[str, Any]) -> None:
+        data = last if isinstance(last, str) else json.dumps(last)
+        await send({"type": "http.response.body", "body": f"data: {data}\n\n".encode()})
+
+
+def _cut_short() -> ApiError:
+    """What a client is told whose reply takes longer than the server waits before it leaves."""
+    return ApiError(
+        503, "the server is leaving and cut this reply short; ask again later", code="shutting_down"
+    )
 
 
 async def _unless_gone(receive: Receive, work: Coroutine[Any, Any, T]) -> T:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from http import HTTPStatus
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ from ..errors import DsparkError
 from . import chat, completions
 from .answer import Answers
 from .catalogue import Catalogue, Entry
-from .errors import ApiError, as_api_error, of_validation
+from .errors import ApiError, as_api_error, of_content_type, of_validation
 from .figures import check_text
 from .guard import STATIC, Gate, HostGuard
 from .hub import MakeEngine, ModelHub, make_engine
@@ -45,7 +46,7 @@ from .settings import Settings
 from .state import ServerState
 
 STATIC_FOLDER = Path(__file__).parent / "static"
-ERROR_STATUSES = (400, 401, 403, 404, 408, 413, 422, 429, 500, 503)
+ERROR_STATUSES = (400, 401, 403, 404, 408, 413, 415, 422, 429, 500, 503)
 ERRORS: dict[int | str, dict[str, Any]] = {s: {"model": ErrorBody} for s in ERROR_STATUSES}
 
 
@@ -198,14 +199,18 @@ async def _tell(request: Request, error: Exception) -> Response:
 
 
 async def _tell_invalid(request: Request, error: Exception) -> Response:
-    errors = error.errors() if isinstance(error, RequestValidationError) else [{}]
-    return of_validation(errors).response()
+    if not isinstance(error, RequestValidationError):
+        raise error
+    if isinstance(error.body, bytes):  # what is not said to be JSON comes unread
+        return of_content_type(request.headers.get("content-type")).response()
+    return of_validation(error.errors(), error.body).response()
 
 
 async def _tell_http(request: Request, error: Exception) -> Response:
-    status = error.status_code if isinstance(error, HTTPException) else 500
-    detail = error.detail if isinstance(error, HTTPException) else ""
-    headers = error.headers if isinstance(error, HTTPException) else None
-    response = ApiError(status, str(detail), code="http_error").response()
-    response.headers.update(headers or {})
+    if not isinstance(error, HTTPException):
+        raise error
+    status = HTTPStatus(error.status_code)
+    what = f"{request.method} {request.url.path[:200]}: {error.detail}"
+    response = ApiError(status, what, code=status.name.lower()).response()
+    response.headers.update(error.headers or {})
     return response

@@ -51,7 +51,7 @@ def _plan(body: ChatRequest, limits: Limits, served: Served) -> Plan:
         variables=body.chat_template_kwargs,
         reasoning_effort=body.reasoning_effort,
     )
-    tokens = check_prompt(rendered.text, served, limits, add_special=False)
+    tokens = check_prompt(rendered.text, served, limits, add_special=False, name="messages")
     params = sampling_of(
         body,
         limits,

@@ -62,9 +62,9 @@ def _plan(
     jobs = []
     for prompt in prompts:
         if isinstance(prompt, str):
-            tokens = check_prompt(prompt, served, limits, add_special=True)
+            tokens = check_prompt(prompt, served, limits, add_special=True, name="prompt")
         else:
-            tokens = check_tokens(prompt, served)
+            tokens = check_tokens(prompt, served, name="prompt")
         jobs += [(tokens, each) for each in choices_of(params, n)]
     echoed = [p for p in prompts if isinstance(p, str)] if body.echo else []
     return Plan(jobs, CompletionReply(body, served, len(jobs), echoed))

@@ -6,12 +6,14 @@ Owns the mapping from this package's exceptions to statuses. A bug says nothing 
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fastapi.responses import JSONResponse
 
 from ..errors import ContextFullError, DsparkError
+from .schemas import ChatRequest, CompletionRequest
 
 MAX_MESSAGE_LEN = 500
 MAX_RETRY_S = 600
@@ -22,6 +24,26 @@ TYPES = {
     429: "rate_limit_error",
     500: "server_error",
     503: "server_error",
+}
+PARAMETERS = frozenset(ChatRequest.model_fields) | frozenset(CompletionRequest.model_fields)
+BOUNDS = {  # of pydantic's errors: the code, the limit's name there, and in words
+    "greater_than": ("below_min_value", "gt", "more than"),
+    "greater_than_equal": ("below_min_value", "ge", "at least"),
+    "less_than": ("above_max_value", "lt", "less than"),
+    "less_than_equal": ("above_max_value", "le", "at most"),
+}
+CODES = {  # of pydantic's other errors, in OpenAI's words
+    "missing": "missing_required_parameter",
+    "missing_required_parameter": "missing_required_parameter",
+    "unsupported_content": "unsupported_content",
+    "too_short": "empty_array",
+    "extra_forbidden": "unknown_parameter",
+    "invalid_value": "invalid_value",
+    "finite_number": "invalid_value",
+    "literal_error": "invalid_value",
+    "string_pattern_mismatch": "invalid_value",
+    "union_tag_invalid": "invalid_value",
+    "union_tag_not_found": "missing_required_parameter",
 }
 
 
@@ -78,25 +100,63 @@ def as_api_error(error: BaseException) -> ApiError:
     if isinstance(error, DsparkError) and isinstance(retry_s, int | float):
         return ApiError(429, str(error), code="busy", retry_s=retry_s)
     if isinstance(error, ContextFullError):
-        return ApiError(400, str(error), code="context_length_exceeded", param="messages")
+        return ApiError(400, str(error), code="context_length_exceeded")
     if isinstance(error, ValueError) and not isinstance(error, UnicodeError):
-        return ApiError(400, str(error), code="invalid_value")
+        first = re.split(r"\W", str(error), maxsplit=1)[0]  # our messages begin with the name
+        param = first if first in PARAMETERS else None
+        return ApiError(400, str(error), code="invalid_value", param=param)
     if isinstance(error, DsparkError):
         return ApiError(503, str(error), code="model_error")
     return ApiError(500, "the server failed on this request; its log has the place", code="bug")
 
 
-def of_validation(errors: Sequence[Mapping[str, Any]]) -> ApiError:
-    """422 that names the first parameter at fault; the value itself is not repeated."""
-    first = errors[0]
-    where = [str(part) for part in first.get("loc", ()) if part != "body"]
-    if first.get("type") == "json_invalid":
+def of_content_type(given: str | None) -> ApiError:
+    """415 for a body that is not said to be JSON."""
+    came = "none" if given is None else ascii(given)[:80]
+    return ApiError(
+        415,
+        f"the body must come with the header Content-Type: application/json; it came with {came}",
+        code="unsupported_media_type",
+        param="Content-Type",
+    )
+
+
+def of_validation(errors: Sequence[Mapping[str, Any]], body: object) -> ApiError:
+    """422 that names a parameter at fault; no text of the request is repeated."""
+    # Of the kinds that a value might have been, the deepest error tells what was meant, and one
+    # about its range does.
+    first = max(errors, key=lambda error: (len(error.get("loc", ())), error.get("type") in BOUNDS))
+    kind, context = str(first.get("type")), first.get("ctx", {})
+    if kind == "json_invalid":
         return ApiError(400, "the body is not JSON", code="json_invalid")
-    name = ".".join(where) or "body"
-    if first.get("type") == "extra_forbidden":
-        message = f"{name}: this parameter is not known here, and would be ignored; leave it out"
-        return ApiError(422, message, param=name, code="unknown_parameter")
-    return ApiError(422, f"{name}: {first.get('msg', 'is wrong')}", param=name, code="invalid_type")
+    name = _parameter(first.get("loc", ()), body)
+    what = name or "the body"
+    code = CODES.get(kind, "invalid_type")
+    message = f"{what}: {first.get('msg', 'is wrong')}"
+    if kind == "extra_forbidden":
+        message = f"{what}: this parameter is not known here, and would be ignored; leave it out"
+    elif kind == "missing":
+        message = f"{what} is missing"
+    elif kind in BOUNDS and isinstance(first.get("input"), int | float):
+        side, limit_name, words = BOUNDS[kind]
+        limit = context.get(limit_name)
+        code = f"{'decimal' if isinstance(limit, float) else 'integer'}_{side}"
+        message = f"{what} is {first['input']!r:.40}; it must be {words} {limit}"
+    return ApiError(422, message, param=name or None, code=code)
+
+
+def _parameter(where: Sequence[str | int], body: object) -> str:
+    """A place in a request as OpenAI writes it, e.g. messages[0].content; "" for the whole.
+
+    where: pydantic's place, which also names the kinds of a union that were tried.
+    """
+    name, at = "", body
+    for i, part in enumerate(where[1:] if where[:1] == ("body",) else where):
+        if isinstance(part, int) and isinstance(at, list):
+            name, at = f"{name}[{part}]", at[part] if part < len(at) else None
+        elif isinstance(at, dict) and (part in at or i == len(where) - 2):
+            name, at = f"{name}.{part}" if name else str(part), at.get(part)
+    return name
 
 
 def _sendable(text: str) -> str:

@@ -11,7 +11,6 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from ..errors import ContextFullError
 from ..sequence import Stats, TokenLogprob
 from .engine_thread import Piece
 from .errors import ApiError
@@ -22,8 +21,13 @@ from .vocabulary import Vocabulary
 LOWEST_LOGPROB = -9999.0  # JSON has no infinity
 
 
-def check_prompt(text: str, served: Served, limits: Limits, *, add_special: bool) -> list[int]:
-    """The tokens of a prompt that fits. Raises ApiError and ContextFullError."""
+def check_prompt(
+    text: str, served: Served, limits: Limits, *, add_special: bool, name: str
+) -> list[int]:
+    """The tokens of a prompt that fits. name: the parameter that it comes from, for errors.
+
+    Raises ApiError, ValueError for text that is not Unicode.
+    """
     n_ctx = n_ctx_of(served)
     most = n_ctx * limits.bytes_per_token
     if len(text) > most:
@@ -32,18 +36,33 @@ def check_prompt(text: str, served: Served, limits: Limits, *, add_special: bool
             f"the prompt has {len(text)} characters; the context holds {n_ctx} tokens, "
             f"so the limit is {most}",
             code="context_length_exceeded",
-            param="messages",
+            param=name,
         )
-    return check_tokens(served.text.vocabulary.tokenize(text, add_special=add_special), served)
+    tokens = served.text.vocabulary.tokenize(text, add_special=add_special)
+    return check_tokens(tokens, served, name=name)
 
 
-def check_tokens(tokens: list[int], served: Served) -> list[int]:
-    """The tokens, when the context holds them. Raises ContextFullError."""
+def check_tokens(tokens: list[int], served: Served, *, name: str) -> list[int]:
+    """The tokens, when there are any and the context holds them. Raises ApiError."""
     n_ctx = n_ctx_of(served)
+    if not tokens:
+        raise ApiError(400, f"{name} has no tokens; give at least one", param=name)
     if len(tokens) > n_ctx:
-        raise ContextFullError(
+        raise ApiError(
+            400,
             f"prompt has {len(tokens)} tokens but the context holds {n_ctx}; "
-            "start the server with a larger --ctx or shorten it"
+            "start the server with a larger --ctx or shorten it",
+            code="context_length_exceeded",
+            param=name,
+        )
+    vocabulary = served.text.vocabulary
+    bad = next((token for token in tokens if token >= vocabulary.n_tokens), None)
+    if bad is not None:
+        raise ApiError(
+            400,
+            f"{name} has token {bad}; this model has ids 0 to {vocabulary.n_tokens - 1}",
+            param=name,
+            code="invalid_value",
         )
     return tokens
 

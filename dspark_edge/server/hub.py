@@ -22,7 +22,7 @@ from ..errors import DsparkError, ModelError
 from .catalogue import Catalogue, Entry
 from .engine_thread import EngineThread, Snapshot
 from .errors import ApiError
-from .log import logger
+from .log import log_failure, logger
 from .metrics import Totals
 from .prompts import PromptTemplate
 from .settings import EngineOptions, Settings
@@ -215,9 +215,7 @@ class ModelHub:
         self._keep_awake()
         if self._change is not None:
             await asyncio.wait({self._change})
-        if self._served is not None:
-            await self._served.thread.stop()
-            self._served = None
+        await self._unload("the server ends")
 
     async def _serve(self, name: str | None) -> Served:
         if self._change is not None:  # begun for a request that has gone meanwhile, or an unload
@@ -239,7 +237,8 @@ class ModelHub:
         return served is not None and served.entry == entry and served.thread.is_alive
 
     async def _load(self, entry: Entry) -> None:
-        await self._unload()
+        await self._unload(f"{entry.id} takes its place")
+        logger.info("model %s is being loaded", entry.id)
         rss_bytes = psutil.Process().memory_info().rss
         self._loading, self.failure = (entry, time.monotonic(), rss_bytes), ""
         thread = EngineThread(
@@ -251,20 +250,27 @@ class ModelHub:
             text = await self._text(entry)
             await thread.load()
             self._served = Served(entry, text, thread)
-            logger.info("model %s is loaded", entry.id)
+            took_s = time.monotonic() - self._loading[1]
+            logger.info("model %s is loaded after %.1f s", entry.id, took_s)
             for notice in thread.snapshot.notices if thread.snapshot else ():
                 logger.info("%s", notice)
-        except (DsparkError, ValueError, OSError, MemoryError) as error:
+        except (ApiError, DsparkError, ValueError, OSError, MemoryError) as error:
             self.failure = f"model {entry.id} cannot be loaded: {error}"
             logger.error("%s", self.failure)
+        except Exception as error:
+            self.failure = f"model {entry.id} cannot be loaded; the server's log has the place"
+            log_failure(f"model {entry.id} cannot be loaded", error)
         finally:
             self._loading = None
 
-    async def _unload(self) -> None:
+    async def _unload(self, why: str) -> None:
         served, self._served = self._served, None
-        if served is not None:
-            await served.thread.stop()
-            logger.info("model %s is unloaded", served.entry.id)
+        if served is None:
+            return
+        if not served.thread.is_alive:
+            why = "its engine has failed"
+        await served.thread.stop()
+        logger.info("model %s is unloaded: %s", served.entry.id, why)
 
     async def _text(self, entry: Entry) -> ModelText:
         try:
@@ -310,4 +316,5 @@ class ModelHub:
         self._unload_timer = None
         is_free = self._change is None or self._change.done()
         if is_free and not self.n_requests and self._served is not None:
-            self._change = asyncio.create_task(self._unload())
+            why = f"idle for {self._settings.keep_alive_s:g} s"
+            self._change = asyncio.create_task(self._unload(why))

@@ -56,7 +56,10 @@ def grammar_of(schemas: Sequence[Mapping[str, Any]], wrap: Any, name: str, limit
         grammar = str(json_schema_to_gbnf(text))
     except Exception as error:  # the converter raises whatever it trips over
         raise ApiError(
-            400, f"{name}: the schema cannot be turned into a grammar: {error!r:.200}", param=name
+            400,
+            f"{name}: the schema cannot be turned into a grammar: {error!r:.200}",
+            param=name,
+            code="unsupported_schema",
         ) from error
     check_size(grammar, name, limits)
     return grammar
@@ -70,6 +73,7 @@ def check_size(grammar: str, name: str, limits: Limits) -> None:
             400,
             f"{name}: its grammar has {n_bytes} bytes; the limit is {limits.grammar_bytes}",
             param=name,
+            code="unsupported_schema",
         )
 
 
@@ -227,7 +231,8 @@ class _Checker:
                 self._refuse("prefixItems is not a list of schemas")
             return {"type": "array", "prefixItems": [self._node(i, depth + 1) for i in items]}
         counts = {key: keys[key] for key in ("minItems", "maxItems") if key in keys}
-        if counts.get("maxItems", 1) < max(counts.get("minItems", 0), 1):
+        most = counts.get("maxItems", self._limits.repetitions)
+        if most < max(counts.get("minItems", 0), 1):
             self._refuse("maxItems is 0 or below minItems")
         return {"type": "array", "items": self._node(keys.get("items", {}), depth + 1), **counts}
 

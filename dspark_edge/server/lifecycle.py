@@ -87,6 +87,11 @@ class Parent:
 class Server(uvicorn.Server):
     """uvicorn's server, with an exit of our own: signals drain and then end with exit code 0."""
 
+    def __init__(self, config: uvicorn.Config, hub: ModelHub) -> None:
+        super().__init__(config)
+        self._hub = hub
+        self.why = ""  # it ends
+
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
         """Signals begin the exit; unlike uvicorn's, they are not raised again afterwards."""
@@ -100,7 +105,26 @@ class Server(uvicorn.Server):
     def _drain(self, number: int, frame: FrameType | None) -> None:
         # The second one is meant: leave at once.
         self.force_exit = self.should_exit
+        self.end(signal.Signals(number).name)
+
+    def end(self, why: str) -> None:
+        """Lets what runs finish, then leaves. Says nothing yet: a signal may have come amid a
+        line of the log."""
+        self.why = self.why or why
         self.should_exit = True
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Called by uvicorn's loop once should_exit is set."""
+        n_running = self._hub.n_requests
+        logger.info(
+            "%s: no new requests are taken; %d may go on for %s s",
+            *(self.why, n_running, self.config.timeout_graceful_shutdown),
+        )
+        await super().shutdown(sockets)
+        if self.force_exit:
+            logger.warning("a second signal: left without waiting")
+        else:
+            logger.info("the server has ended")
 
 
 async def serve(app: FastAPI, settings: Settings, listening: socket.socket) -> bool:
@@ -114,8 +138,8 @@ async def serve(app: FastAPI, settings: Settings, listening: socket.socket) -> b
         lifespan="on",
         timeout_graceful_shutdown=max(round(settings.drain_s), 1),
     )
-    server = Server(config)
     hub: ModelHub = app.state.hub
+    server = Server(config, hub)
     tasks = [asyncio.create_task(_announce(server, listening))]
     if parent is not None:
         tasks.append(asyncio.create_task(_watch(parent, server)))
@@ -140,8 +164,7 @@ async def _announce(server: Server, listening: socket.socket) -> None:
 async def _watch(parent: Parent, server: Server) -> None:
     while parent.is_alive:
         await asyncio.sleep(PARENT_POLL_S)
-    logger.info("the parent process has ended: leaving")
-    server.should_exit = True
+    server.end("the parent process has ended")
 
 
 async def _preload(hub: ModelHub, server: Server) -> bool:
@@ -150,6 +173,6 @@ async def _preload(hub: ModelHub, server: Server) -> bool:
         await hub.preload()
     except Exception as error:
         print(f"error: {error}", file=sys.stderr, flush=True)
-        server.should_exit = True
+        server.end("there is no model to serve")
         return False
     return True

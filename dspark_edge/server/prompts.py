@@ -127,7 +127,7 @@ def _plain(message: Message) -> dict[str, Any]:
     for call in plain.get("tool_calls", ()):
         try:
             call["function"]["arguments"] = json.loads(call["function"]["arguments"])
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise ApiError(
                 400, "messages: the arguments of a tool call are not JSON", param="messages"
             ) from error

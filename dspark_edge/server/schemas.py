@@ -6,20 +6,69 @@ known elsewhere.
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from collections.abc import Callable
+from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
+from pydantic_core import PydanticCustomError
 
+from ..checked_json import is_number
 from ..sequence import MAX_COUNT, MAX_SEED
 
 Probability = Annotated[float, Field(ge=0.0, le=1.0, allow_inf_nan=False)]
 Penalty = Annotated[float, Field(ge=-2.0, le=2.0, allow_inf_nan=False)]
 Count = Annotated[int, Field(ge=0, le=MAX_COUNT)]
 TokenId = Annotated[int, Field(ge=0, le=MAX_COUNT)]
+MAX_MESSAGE_KEYS = 64  # chat templates get them all
+T = TypeVar("T")
+# The first error ends the check: a body of a million wrong items would give a million errors, and
+# they take minutes and gigabytes.
+Items = Annotated[list[T], Field(fail_fast=True)]
+
+
+def _first_wrong(is_good: Callable[[Any], bool]) -> BeforeValidator:
+    """Makes of a dictionary with wrong values one that has only the first of them."""
+
+    def keep(given: object) -> object:
+        if not isinstance(given, dict):
+            return given
+        wrong = next((key for key, value in given.items() if not is_good(value)), None)
+        return given if wrong is None else {wrong: given[wrong]}
+
+    return BeforeValidator(keep)
+
+
+Bias = Annotated[float, Field(ge=-100.0, le=100.0, allow_inf_nan=False)]
+Biases = Annotated[
+    dict[str, Bias] | None, _first_wrong(lambda value: is_number(value) and abs(value) <= 100.0)
+]
+Variables = Annotated[
+    dict[str, str | int | float | bool | None] | None,
+    _first_wrong(lambda value: value is None or isinstance(value, str | int | float)),
+]
 
 
 class _Strict(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _with_one_unknown(cls, given: object) -> object:
+        """Of the fields that are not known one is enough, for the same reason."""
+        if not isinstance(given, dict) or len(given) <= len(cls.model_fields):
+            return given
+        names = {field.alias or name for name, field in cls.model_fields.items()}
+        unknown = next((key for key in given if key not in names), None)
+        kept = {key: value for key, value in given.items() if key in names}
+        return kept if unknown is None else {**kept, unknown: given[unknown]}
 
 
 class TextPart(_Strict):
@@ -51,9 +100,47 @@ class Message(BaseModel):
     model_config = ConfigDict(extra="allow", strict=True)
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: str | list[TextPart] | None = None
-    tool_calls: list[ToolCall] | None = None
+    tool_calls: Items[ToolCall] | None = None
     tool_call_id: str | None = None
+    content: Annotated[str | Items[TextPart] | None, Field(validate_default=True)] = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _has_few_keys(cls, given: object) -> object:
+        if isinstance(given, dict) and len(given) > MAX_MESSAGE_KEYS:
+            raise PydanticCustomError(
+                "invalid_value",
+                "the message has {n} keys; the limit is {limit}",
+                {"n": len(given), "limit": MAX_MESSAGE_KEYS},
+            )
+        return given
+
+    @field_validator("content", mode="before")
+    @classmethod
+    def _has_only_text(cls, content: object) -> object:
+        parts = content if isinstance(content, list) else ()
+        for i, part in enumerate(parts):
+            kind = part.get("type") if isinstance(part, dict) else None
+            if isinstance(kind, str) and kind != "text":
+                raise PydanticCustomError(
+                    "unsupported_content",
+                    "part {number} is of type {kind}, and only text can be read here; leave it out",
+                    {"number": i, "kind": repr(kind)[:40]},
+                )
+        return content
+
+    @field_validator("content", mode="after")
+    @classmethod
+    def _is_there(
+        cls, content: str | Items[TextPart] | None, info: ValidationInfo
+    ) -> str | Items[TextPart] | None:
+        if content or isinstance(content, str) or info.data.get("tool_calls"):
+            return content
+        raise PydanticCustomError(
+            "missing_required_parameter",
+            "it is {what}; only an assistant's message with tool_calls may go without",
+            {"what": "missing" if content is None else "an empty list"},
+        )
 
 
 class Function(_Strict):
@@ -130,7 +217,7 @@ class SamplingFields(_Strict):
     stream_options: StreamOptions | None = None
     n: Annotated[int, Field(ge=1)] | None = None
     seed: Annotated[int, Field(ge=0, le=MAX_SEED)] | None = None
-    stop: str | list[str] | None = None
+    stop: str | Items[str] | None = None
     max_tokens: Annotated[int, Field(ge=1, le=MAX_COUNT)] | None = None
     temperature: Annotated[float, Field(ge=0.0, le=100.0, allow_inf_nan=False)] | None = None
     top_p: Probability | None = None
@@ -140,9 +227,7 @@ class SamplingFields(_Strict):
     presence_penalty: Penalty | None = None
     repeat_penalty: Annotated[float, Field(gt=0.0, le=100.0, allow_inf_nan=False)] | None = None
     penalty_last_n: Count | None = None
-    logit_bias: (
-        dict[str, Annotated[float, Field(ge=-100.0, le=100.0, allow_inf_nan=False)]] | None
-    ) = None
+    logit_bias: Biases = None
     ignore_eos: bool | None = None
     user: str | None = None  # a label for the log
 
@@ -150,7 +235,7 @@ class SamplingFields(_Strict):
 class ChatRequest(SamplingFields):
     """The body of POST /v1/chat/completions."""
 
-    messages: Annotated[list[Message], Field(min_length=1)]
+    messages: Annotated[Items[Message], Field(min_length=1)]
     max_completion_tokens: Annotated[int, Field(ge=1, le=MAX_COUNT)] | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
@@ -161,20 +246,20 @@ class ChatRequest(SamplingFields):
         ]
         | None
     ) = None
-    tools: list[Tool] | None = None
+    tools: Items[Tool] | None = None
     tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
     parallel_tool_calls: bool | None = None
     reasoning_effort: Literal["none", "minimal", "low", "medium", "high"] | None = None
-    chat_template_kwargs: dict[str, str | int | float | bool | None] | None = None
+    chat_template_kwargs: Variables = None
     store: Literal[False] | None = None
     service_tier: Literal["auto", "default"] | None = None
-    modalities: list[Literal["text"]] | None = None
+    modalities: Items[Literal["text"]] | None = None
 
 
 class CompletionRequest(SamplingFields):
     """The body of POST /v1/completions."""
 
-    prompt: str | list[str] | list[TokenId] | list[list[TokenId]]
+    prompt: str | Items[str] | Items[TokenId] | Items[Items[TokenId]]
     logprobs: Annotated[int, Field(ge=0, le=5)] | None = None
     echo: bool | None = None
     best_of: Literal[1] | None = None
@@ -191,16 +276,16 @@ class TokenizeRequest(_Strict):
 class DetokenizeRequest(_Strict):
     """The body of POST /detokenize."""
 
-    tokens: list[TokenId]
+    tokens: Items[TokenId]
     model: str | None = None
 
 
 class TemplateRequest(_Strict):
     """The body of POST /apply-template."""
 
-    messages: Annotated[list[Message], Field(min_length=1)]
-    tools: list[Tool] | None = None
-    chat_template_kwargs: dict[str, str | int | float | bool | None] | None = None
+    messages: Annotated[Items[Message], Field(min_length=1)]
+    tools: Items[Tool] | None = None
+    chat_template_kwargs: Variables = None
     model: str | None = None
 
 

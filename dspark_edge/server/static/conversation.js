@@ -81,7 +81,7 @@ export class Conversation {
     if (this.#abort === abort) this.#abort = null;
     keepEnd(() => view.show(turn.reply, false));
     if (error) view.showError(error, () => this.#retry(turn));
-    this.#end(turn, error);
+    this.#end(turn, view, error);
   }
 
   async #read(turn, view, signal) {
@@ -109,9 +109,9 @@ export class Conversation {
     clearTimeout(timer);
   }
 
-  #end(turn, error) {
+  #end(turn, view, error) {
     if (!this.#turns.includes(turn)) return; // cleared meanwhile
-    store.saveTurns(this.#turns);
+    if (!store.saveTurns(this.#turns)) view.showUnkept();
     const answer = turn.reply.text.slice(turn.reply.nThought);
     if (!error) say(byId("said"), turn.reply.note === "stopped" ? "Stopped" : `Reply: ${answer}`);
     keepEnd(() => {});

@@ -62,6 +62,11 @@ export class ReplyView {
     this.#foot.replaceChildren(...parts);
   }
 
+  /** Says that a reload would lose this turn. */
+  showUnkept() {
+    this.#foot.append(element("span", {}, "not kept: this browser's storage is full or closed"));
+  }
+
   /** Shows what went wrong, with a button to try again once retryS seconds are over. */
   showError(error, retry) {
     const button = element("button", { type: "button", className: "quiet retry", textContent: "Try again" });

@@ -1,4 +1,5 @@
-// What the page remembers, in this browser only. Where storage is full or forbidden it forgets.
+// What the page remembers, in this browser only. Where storage is full or forbidden it says so and
+// goes on; what was kept before stays.
 
 const CHAT = "dspark_edge.chat";
 const SETTINGS = "dspark_edge.settings";
@@ -11,11 +12,13 @@ function read(name, otherwise) {
   }
 }
 
+/** Whether it could be kept. */
 function write(name, value) {
   try {
     localStorage.setItem(name, JSON.stringify(value));
+    return true;
   } catch {
-    // The conversation goes on without being kept.
+    return false;
   }
 }
 
