@@ -32,7 +32,7 @@ from .prompt_sets import tokenize
 from .ratios import Runs
 from .run import WARM_UP_TOKENS
 from .run_plan import Plan, add_common_options, make_plan
-from .same_text import TIE_LOGITS, TextCheck
+from .same_text import TIE_HELP, TextCheck
 from .shared import Commands, progress, say
 from .summary import Key
 
@@ -198,5 +198,5 @@ def add_commands(commands: Commands) -> None:
     add_common_options(command, MODES)
     add_program_options(command)
     add = command.add_argument
-    add("--tie", type=float, default=TIE_LOGITS, help="a lead in logits that counts as none")
+    add("--tie", type=float, help=TIE_HELP)
     add("--json", type=Path, default=None, metavar="FILE")

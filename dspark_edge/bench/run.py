@@ -26,7 +26,7 @@ from .run_memory import add_memory, peaks
 from .run_plan import Plan, add_options, make_plan
 from .run_plot import check_plot, plot
 from .run_table import print_table
-from .same_text import TIE_LOGITS, TextCheck
+from .same_text import TIE_HELP, TextCheck
 from .shared import Commands, progress, say
 from .summary import Key
 
@@ -192,7 +192,7 @@ def add_commands(commands: Commands) -> None:
     command.set_defaults(run=run)
     add_options(command)
     add = command.add_argument
-    add("--tie", type=float, default=TIE_LOGITS, help="a lead in logits that counts as none")
+    add("--tie", type=float, help=TIE_HELP)
     add("--no-memory", action="store_true", help="no processes for peak memory")
     add("--ratio-of", metavar="A/B", help="e.g. auto/best-fixed")
     add("--json", type=Path, default=None, metavar="FILE")

@@ -24,7 +24,7 @@ from .our_server import MAX_PARALLEL, OurServer, command_of
 from .prompt_sets import in_groups
 from .run import WARM_UP_TOKENS
 from .run_plan import Plan, add_load_options, counts, make_plan
-from .same_text import TextCheck
+from .same_text import SHARED_TIE_LOGITS, TextCheck
 from .server_clients import Batch, Body, run_batch
 from .server_rows import PLAIN, Place, rows_of
 from .server_table import print_servers
@@ -34,9 +34,6 @@ from .summary import Key
 SERVERS: dict[str, Speculating] = {PLAIN: "off", "auto": "auto"}  # in the order of their turns
 CLIENTS = "1,2,4,8"
 REPEATS = 3
-# Here requests meet in batches by chance: on Q4_1 what runs beside a sequence moved logits by up to
-# this (docs/performance.md, "Same text").
-TIE_LOGITS = 0.2
 
 Opened: TypeAlias = list[OurServer]
 
@@ -194,5 +191,5 @@ def add_commands(commands: Commands) -> None:
     command.set_defaults(repeats=REPEATS)
     add = command.add_argument
     add("--clients", default=CLIENTS, help="asking at the same time, comma-separated")
-    add("--tie", type=float, default=TIE_LOGITS, help="a lead in logits that counts as none")
+    add("--tie", type=float, default=SHARED_TIE_LOGITS, help="a lead that counts as none")
     add("--json", type=Path, default=None, metavar="FILE")
