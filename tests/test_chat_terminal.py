@@ -82,7 +82,8 @@ def test_turns_are_taken_back_edited_tried_again_and_exported(
     assert exported(chat, tmp_path)[0]["content"] == "Name three animals."
     say(chat, "/system You are terse.")
     say(chat, "/new")
-    assert exported(chat, tmp_path) == [{"role": "system", "content": "You are terse."}]
+    assert "system message: You are terse." in say(chat, "/system")
+    assert "there is no message yet to export" in say(chat, "/export it.md")
     chat.enter("/quit")
     assert chat.exit_code() == 0
 
@@ -107,16 +108,21 @@ def test_wrong_commands_and_values_are_one_line_and_change_nothing(open_chat: Op
         "/set temperature 1000": "temperature is 1000",
         "/set max_tokens 0": "max_tokens is 0",
         "/set warmth 1": "there is no setting 'warmth'",
-        "/undo": "there is nothing to undo",
+        "/undo": "there is no message yet to take back",
+        "/edit": "there is no message yet to edit",
+        "/save it": "there is no message yet to save",
+        "/export it.md": "there is no message yet to export",
         "/retry": "there is no message yet",
         "/spec on": "speculation cannot be switched on, it is off",
         "/model nowhere.gguf": "nowhere.gguf",
         "/load": "which one?",
         "/trace /nowhere/trace": "/nowhere/trace",
-        "/show": "there is no reply",
+        "/show": "there is no message yet to show the reply to",
+        "/stats": "last reply: none yet",
     }.items():
         shown = say(chat, line)
         assert f"error: {answer}" in shown.replace("\n", " ") or answer in shown
+    assert say(chat, "/set top_p").startswith("top_p = 1.0")
     shown = say(chat, "/set")
     assert "temperature = 0.0" in shown
     assert "max_tokens = 12" in shown
@@ -200,6 +206,37 @@ def test_a_full_context_drops_whole_old_turns_and_says_so(open_chat: Open, tmp_p
     assert len(exported(chat, tmp_path)) == 7  # nothing is lost of what was said
 
 
+def test_a_reply_that_fills_the_context_goes_on_without_the_oldest_turn(
+    open_chat: Open, tmp_path: Path
+) -> None:
+    # Scenario 11: there is room for the prompt, and not for all of the reply.
+    chat = open_chat(*OFF, "--ctx", "200")
+    say(chat, "Tell me about " + "owls and foxes " * 20)
+    say(chat, "/set max_tokens 120")
+    shown = say(chat, "Write a very long story about a river.")
+    assert "the context is full: the oldest turn is not sent any more" in shown
+    (n_tokens, n_percent) = re.findall(r"(\d+) tokens, .*context (\d+) %", shown)[-1]
+    assert n_tokens == "120"
+    assert int(n_percent) < 100  # of what is held now, not of all that was
+    messages = exported(chat, tmp_path)
+    assert len(messages) == 4
+    assert len(messages[3]["content"].split()) > 60  # one reply, in one piece
+    assert re.search(STATUS, say(chat, "/set max_tokens 8") + say(chat, "And then?"))
+
+
+def test_with_context_stop_a_reply_that_fills_the_context_ends_and_says_so(
+    open_chat: Open, tmp_path: Path
+) -> None:
+    chat = open_chat(*OFF, "--ctx", "200", "--context", "stop")
+    say(chat, "Tell me about " + "owls and foxes " * 20)
+    say(chat, "/set max_tokens 120")
+    shown = say(chat, "Write a very long story about a river.")
+    assert "the context is full: start a new conversation or pass a larger --ctx" in shown
+    assert "not sent any more" not in shown
+    assert int(re.findall(r"(\d+) tokens, ", shown)[-1]) < 120
+    assert len(exported(chat, tmp_path)) == 4
+
+
 def test_with_context_stop_a_full_context_refuses_and_keeps_the_turns(
     open_chat: Open, tmp_path: Path
 ) -> None:
@@ -230,6 +267,45 @@ def test_a_terminating_signal_leaves_the_terminal_and_another_model_can_be_taken
     assert re.search(STATUS, say(chat, "Hi"))
     chat.signal(signal.SIGHUP)
     assert chat.exit_code() != 0
+
+
+def test_scenario_10_a_chat_goes_on_in_another_run_as_if_it_had_never_ended(
+    open_chat: Open, tmp_path: Path
+) -> None:
+    how = ("--ctx", "512", "--max-tokens", "24", "--threads", "1", "--speculation", "always")
+    first = open_chat(*how, "--temperature", "0.8", "--seed", "5")
+    say(first, "Name three colours.")
+    assert "saved as trip" in say(first, "/save trip")
+    say(first, "Count from one to ten in words.")
+    whole = exported(first, tmp_path)
+    second = open_chat(*how, "--session", "trip")
+    assert re.search(r"[1-9]\d* tokens are in the cache already", second.banner)
+    shown = say(second, "Count from one to ten in words.")
+    assert exported(second, tmp_path) == whole
+    assert not re.search(r"accepted 0 %|no draft verified", shown)
+    stats = say(second, "/stats")
+    n_prompt, n_reused = map(int, re.findall(r"prompt: (\d+) tokens, (\d+) of them", stats)[0])
+    assert 0 < n_prompt - n_reused < 30  # the new turn alone
+
+
+def test_what_the_command_line_says_holds_before_the_sessions_own(
+    open_chat: Open, tmp_path: Path
+) -> None:
+    first = open_chat(*OFF, "--seed", "5", "--system", "You are terse.")
+    say(first, "/set top_k 7")
+    say(first, "Name three colours.")
+    say(first, "/save trip --no-kv")
+    how = ("--ctx", "512", "--threads", "1", "--speculation", "off", "--session", "trip")
+    same = open_chat(*how)
+    assert "not of the session" not in same.banner
+    assert "temperature = 0.0" in say(same, "/set")
+    other = open_chat(*how, "--temperature", "0.5", "--seed", "6", "--system", "You are loud.")
+    assert "of the command line, not of the session: temperature, seed" in other.banner
+    assert "the system message is the command line's" in other.banner
+    settings = say(other, "/set")
+    for line in ("temperature = 0.5", "seed = 6", "top_k = 7", "max_tokens = 12"):
+        assert line in settings
+    assert exported(other, tmp_path)[0]["content"] == "You are loud."
 
 
 def test_a_session_is_saved_listed_and_loaded_in_another_run(

@@ -12,6 +12,7 @@ import sys
 import warnings
 from collections.abc import Sequence
 
+from ..arguments import in_flags
 from ..errors import DsparkError
 from . import figures
 from .commands import Leave, complete, run_command
@@ -19,6 +20,7 @@ from .line_editor import LineEditor, history_path
 from .options import parser
 from .screen import Screen
 from .talk import Talk
+from .typed import check_text, text_of
 
 EXIT_OK, EXIT_ERROR, EXIT_USAGE, EXIT_INTERRUPTED = 0, 1, 2, 130
 
@@ -31,9 +33,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             "error: standard input or output is closed; open it or use /dev/null", file=sys.stderr
         )
         return EXIT_ERROR
-    for stream in (sys.stdin, sys.stdout, sys.stderr):
+    for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="replace")  # what is not text in this locale
+            stream.reconfigure(errors="replace")  # what this locale has no character for
     screen = Screen()
     is_script = args.prompt is not None or not sys.stdin.isatty()
     if args.json and not is_script:
@@ -42,13 +44,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         with warnings.catch_warnings():
             warnings.showwarning = lambda message, *_: screen.state(f"warning: {message}")
+            for name in ("prompt", "system"):
+                check_text(getattr(args, name) or "", f"--{name}")
             talk = Talk(args, screen)
             try:
                 return _script(talk) if is_script else _converse(talk)
             finally:
                 talk.close()
     except (DsparkError, ValueError) as error:
-        screen.error(error)
+        screen.error(in_flags(error))
         return EXIT_ERROR
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
@@ -66,11 +70,11 @@ def _output_lost(screen: Screen, error: OSError) -> int:
 
 
 def _begin(talk: Talk, *hints: str) -> None:
-    first, *others = figures.banner(talk.engine)
+    first, *others = talk.banner()
     for line in (" | ".join((first, *hints)), *others):
         talk.screen.state(line)
     if talk.args.session:
-        for line in talk.load(talk.args.session):
+        for line in talk.load(talk.args.session, keeps_given=True):
             talk.screen.state(line)
 
 
@@ -80,7 +84,7 @@ def _begin(talk: Talk, *hints: str) -> None:
 def _script(talk: Talk) -> int:
     """One reply."""
     _begin(talk)
-    text = talk.args.prompt if talk.args.prompt is not None else sys.stdin.read()
+    text = talk.args.prompt if talk.args.prompt is not None else text_of(sys.stdin.buffer.read())
     if not text.strip():
         source = "--prompt" if talk.args.prompt is not None else "standard input"
         talk.screen.error(f"nothing to answer: {source} is empty")
@@ -95,7 +99,7 @@ def _script(talk: Talk) -> int:
             "model": engine.target_name,
             "drafter": engine.drafter_name,
             "speculation": engine.speculation_state,
-            "notices": engine.notices,
+            "notices": [in_flags(notice) for notice in engine.notices],
             "stats": figures.as_json(stats) if stats else None,
         }
         print(json.dumps(told, ensure_ascii=False), flush=True)
@@ -132,6 +136,7 @@ def _converse(talk: Talk) -> int:
 def _take(talk: Talk, line: str) -> bool:
     """Carries out one line. True when Ctrl-C stopped it."""
     try:
+        check_text(line, "what was typed")
         if line.startswith("/"):
             run_command(talk, line)
         elif line.strip():
@@ -139,7 +144,7 @@ def _take(talk: Talk, line: str) -> bool:
     except (DsparkError, ValueError, OSError) as error:
         if isinstance(error, BrokenPipeError):
             raise
-        talk.screen.error(error)  # the conversation stays as it was before this line
+        talk.screen.error(in_flags(error))  # the conversation stays as it was before this line
     except EOFError:
         talk.screen.state("nothing is sent")
     except KeyboardInterrupt:

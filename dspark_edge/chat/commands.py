@@ -86,7 +86,7 @@ def _system(talk: Talk, argument: str) -> None:
 def _model(talk: Talk, argument: str) -> None:
     if argument:
         talk.take_model(argument)
-    for line in figures.banner(talk.engine):
+    for line in talk.banner():
         talk.screen.state(line)
 
 
@@ -99,11 +99,13 @@ def _new(talk: Talk, argument: str) -> None:
 def _undo(talk: Talk, argument: str) -> None:
     turn = talk.conversation.undo()
     if turn is None:
-        raise ValueError("there is nothing to undo")
+        raise _no_message("take back")
     talk.screen.state(f"taken back: {_short(turn.user)}")
 
 
 def _retry(talk: Talk, argument: str) -> None:
+    if not talk.conversation.turns:
+        raise _no_message("reply to again")
     talk.again()
     if talk.params.temperature == 0:
         talk.screen.state("at temperature 0 a new seed changes nothing; /set temperature 0.7")
@@ -112,7 +114,7 @@ def _retry(talk: Talk, argument: str) -> None:
 def _edit(talk: Talk, argument: str) -> None:
     turns = talk.conversation.turns
     if not turns:
-        raise ValueError("there is no message yet to edit")
+        raise _no_message("edit")
     text = argument or talk.edit(turns[-1].user)
     if text.strip():
         talk.again(text)
@@ -126,6 +128,8 @@ def _save(talk: Talk, argument: str) -> None:
     name = " ".join(word for word in words if word != "--no-kv") or talk.session
     if not name:
         raise ValueError("the session has no name yet; /save NAME")
+    if not talk.conversation.turns:
+        raise _no_message("save")
     for line in talk.save(name, with_cache=with_cache):
         talk.screen.state(line)
     talk.screen.state(f"saved as {name}")
@@ -151,8 +155,12 @@ def _export(talk: Talk, argument: str) -> None:
     if not argument:
         raise ValueError("where to? /export FILE.md, or FILE.json")
     path = Path(argument).expanduser()
+    if not talk.conversation.turns:
+        raise _no_message("export")
     if path.exists():
         raise ValueError(f"{path} is there already; give another name, or remove it first")
+    if not path.parent.is_dir():
+        raise ValueError(f"{path.parent} is no folder; make it first, or give another name")
     export(talk.conversation, path)
     talk.screen.state(f"written to {path}")
 
@@ -163,6 +171,8 @@ def _set(talk: Talk, argument: str) -> None:
         if text.strip() not in ("show", "hide"):
             raise ValueError(f"thoughts is {text.strip()!r}; it must be show or hide")
         talk.shows_thoughts = text.strip() == "show"
+    elif name in settings.SETTINGS and not text.strip():
+        pass  # only shown
     elif name:
         params = settings.changed(talk.params, name, text.strip())
         talk.engine.check(params)
@@ -199,9 +209,11 @@ def _spec(talk: Talk, argument: str) -> None:
 
 def _show(talk: Talk, argument: str) -> None:
     turns = talk.conversation.turns
-    pieces = turns[-1].pieces if turns else []
+    if not turns:
+        raise _no_message("show the reply to")
+    pieces = turns[-1].pieces
     if not pieces:
-        raise ValueError("there is no reply of this process to show")
+        raise ValueError("the tokens of a loaded reply are not known; /retry makes a new one")
     in_style = talk.screen.says_in_style
     talk.screen.pieces(figures.coloured(pieces, in_style=in_style))
     talk.screen.state(figures.legend(pieces, in_style=in_style))
@@ -209,6 +221,10 @@ def _show(talk: Talk, argument: str) -> None:
 
 def _quit(talk: Talk, argument: str) -> None:
     raise Leave
+
+
+def _no_message(purpose: str) -> ValueError:
+    return ValueError(f"there is no message yet to {purpose}; type one and press Enter")
 
 
 def _short(text: str) -> str:

@@ -10,6 +10,7 @@ import math
 from collections.abc import Iterable
 from typing import Any
 
+from ..arguments import in_flags
 from ..engine import Engine
 from ..models.memory_plan import read_room
 from ..sequence import Stats
@@ -20,12 +21,15 @@ MANY_MB = 10_000  # from there on in GB
 DRAFTED_STYLE, OWN_STYLE = "green", "yellow"
 
 
-def banner(engine: Engine) -> list[str]:
-    """At most six lines: model, drafter, device and context, memory, speculation, the rest."""
-    notices = list(engine.notices)
+def banner(engine: Engine, *, asked_for: str) -> list[str]:
+    """At most six lines: model, drafter, device and context, memory, speculation, the rest.
+
+    asked_for: the drafter that the engine was asked for.
+    """
+    notices = [in_flags(notice) for notice in engine.notices]
     drafter = engine.drafter_name
-    if drafter in ("none", "lookup") and notices and not notices[0].startswith("speculation"):
-        drafter += f" ({notices.pop(0)})"
+    if notices and asked_for == "auto" and drafter == "lookup":
+        drafter += f" ({notices.pop(0)})"  # lookup in a drafter's place: the first one says why
     lines = [
         f"model: {engine.target_name}",
         f"drafter: {drafter}",
@@ -57,14 +61,17 @@ def _mb(n_bytes: int) -> str:
     return f"{n_mb:.0f} MB" if n_mb < MANY_MB else f"{n_mb / 1000:.1f} GB"
 
 
-def status(stats: Stats, n_ctx: int) -> str:
-    """E.g. "128 tokens, 41.2 tok/s, tau 2.6, accepted 64 %, context 9 %"."""
+def status(stats: Stats, *, n_held: int, n_ctx: int) -> str:
+    """E.g. "128 tokens, 41.2 tok/s, tau 2.6, accepted 64 %, context 9 %".
+
+    n_held: tokens that the context of n_ctx holds.
+    """
     parts = [f"{stats.n_tokens} tokens", f"{stats.tps:.1f} tok/s", f"tau {stats.tau:.1f}"]
     if stats.n_verified:
         parts.append(f"accepted {100 * stats.acceptance:.0f} %")
     else:
         parts.append("no draft verified")
-    parts.append(f"context {100 * min(1.0, (stats.n_prompt + stats.n_tokens) / n_ctx):.0f} %")
+    parts.append(f"context {100 * min(1.0, n_held / n_ctx):.0f} %")
     if stats.speculation.startswith(("parked", "off", "drafter released")):
         parts.append(f"speculation {stats.speculation}")
     return ", ".join(parts)
@@ -72,7 +79,7 @@ def status(stats: Stats, n_ctx: int) -> str:
 
 def statistics(engine: Engine, stats: Stats | None) -> list[str]:
     """Everything there is to tell about the last reply and the engine, a line each."""
-    lines = []
+    lines = ["last reply: none yet"] if stats is None else []
     if stats is not None:
         lines += [
             f"last reply: {stats.n_tokens} tokens in {stats.n_rounds} rounds, tau {stats.tau:.2f}, "

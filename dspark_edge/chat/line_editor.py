@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from pathlib import Path
 
 import platformdirs
@@ -17,7 +18,9 @@ from prompt_toolkit.completion import CompleteEvent, Completer, Completion
 from prompt_toolkit.document import Document
 from prompt_toolkit.history import FileHistory, History, InMemoryHistory
 from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
+from prompt_toolkit.keys import Keys
 from prompt_toolkit.output import create_output
+from prompt_toolkit.utils import is_dumb_terminal
 
 PROMPT, CONTINUED = "> ", "  "
 PRIVATE = 0o600
@@ -31,7 +34,7 @@ def history_path() -> Path:
 
 
 class LineEditor:
-    """One prompt after another on the terminal of this process.
+    """One prompt after another on the terminal of this process; a dumb one gets plain lines.
 
     notice: why history is not kept, or "".
     """
@@ -40,8 +43,9 @@ class LineEditor:
         """history: the file to keep it in; None: it is kept for this run only."""
         self.notice = ""
         terminal = next((s for s in (sys.stderr, sys.stdout) if s.isatty()), None)
+        self._plain = terminal if is_dumb_terminal() else None
         self._session: PromptSession[str] | None = None
-        if terminal is not None:
+        if terminal is not None and self._plain is None:
             self._session = PromptSession(
                 history=self._history(history),
                 completer=_Tab(complete),
@@ -58,8 +62,17 @@ class LineEditor:
         Raises EOFError (Ctrl-D on an empty line, the end of the input) and KeyboardInterrupt.
         """
         if self._session is None:
-            return input()
+            return self._read_plainly()
         return self._session.prompt(PROMPT, default=text)
+
+    def _read_plainly(self) -> str:
+        lines: list[str] = []
+        while not lines or lines[-1].endswith("\\"):
+            if self._plain is not None:
+                self._plain.write(CONTINUED if lines else PROMPT)
+                self._plain.flush()
+            lines.append(input())
+        return "\n".join([*(line[:-1] for line in lines[:-1]), lines[-1]])
 
     def _history(self, path: Path | None) -> History:
         if path is None:
@@ -70,7 +83,18 @@ class LineEditor:
         except OSError as error:
             self.notice = f"history is not kept: {error}"
             return InMemoryHistory()
-        return FileHistory(str(path))
+        if not path.is_file():  # a device or a pipe, which might never end
+            self.notice = f"history is not kept: {path} is no plain file"
+            return InMemoryHistory()
+        return _FileHistory(str(path))
+
+
+class _FileHistory(FileHistory):
+    """Goes on without the file when it cannot be written any more, e.g. on a full disk."""
+
+    def store_string(self, string: str) -> None:
+        with suppress(OSError):
+            super().store_string(string)
 
 
 class _Tab(Completer):
@@ -83,7 +107,8 @@ class _Tab(Completer):
 
 
 def _keys() -> KeyBindings:
-    """Enter sends, unless a backslash stands before it; Alt-Enter begins another line."""
+    """Enter sends, unless a backslash stands before it; Alt-Enter begins another line; Ctrl-C
+    clears what was typed."""
     keys = KeyBindings()
 
     @keys.add("enter")
@@ -95,6 +120,18 @@ def _keys() -> KeyBindings:
             buffer.insert_text("\n")
         else:
             buffer.validate_and_handle()
+
+    @keys.add("c-c")
+    def _(event: KeyPressEvent) -> None:
+        if event.current_buffer.text:  # what was typed goes, and nothing else ends
+            event.current_buffer.reset()
+        else:
+            event.app.exit(exception=KeyboardInterrupt())
+
+    @keys.add(Keys.Vt100MouseEvent)
+    def _(event: KeyPressEvent) -> None:
+        """Nothing: no mouse is used, and colours pasted as raw keys look like its events, on which
+        prompt_toolkit's own handler would end the prompt."""
 
     @keys.add("escape", "enter")
     @keys.add("escape", "c-j")

@@ -6,9 +6,13 @@ Refuses to know what is done with them.
 from __future__ import annotations
 
 import argparse
+from typing import Any
 
+from ..arguments import check_ctx, check_threads, gpu_notice
 from ..engine import Engine
 from ..sequence import SamplingParams
+
+SAMPLING = ("temperature", "top_k", "top_p", "min_p", "seed", "max_tokens")
 
 
 def parser() -> argparse.ArgumentParser:
@@ -27,12 +31,13 @@ def parser() -> argparse.ArgumentParser:
     model.add_argument("--ctx", type=int, default=4096, help="tokens the context holds")
     model.add_argument("--speculation", choices=("auto", "always", "off"), default="auto")
     model.add_argument("--threads", type=int, help="default: the physical cores")
-    model.add_argument("--gpu-layers", type=int, default=-1, help="-1: all")
+    model.add_argument("--gpu-layers", type=int, help="default: -1, all")
     sampling = parser.add_argument_group("sampling")
-    sampling.add_argument("--temperature", type=float, default=0.7)
-    sampling.add_argument("--top-k", type=int, default=0, help="0: off")
-    sampling.add_argument("--top-p", type=float, default=1.0, help="1: off")
-    sampling.add_argument("--min-p", type=float, default=0.0, help="0: off")
+    # None where it is not given: a session's own value holds then.
+    sampling.add_argument("--temperature", type=float, help="default: 0.7")
+    sampling.add_argument("--top-k", type=int, help="default: 0, off")
+    sampling.add_argument("--top-p", type=float, help="default: 1, off")
+    sampling.add_argument("--min-p", type=float, help="default: 0, off")
     sampling.add_argument("--seed", type=int, help="same seed, same text")
     sampling.add_argument("--max-tokens", type=int, help="longest reply")
     chat = parser.add_argument_group("conversation")
@@ -50,34 +55,47 @@ def parser() -> argparse.ArgumentParser:
         choices=("show", "hide"),
         help="<think> parts; default: shown on a terminal only",
     )
-    chat.add_argument("--session", metavar="NAME", help="begin with a saved session")
+    chat.add_argument(
+        "--session",
+        metavar="NAME",
+        help="begin with a saved session; --system and what "
+        "is given of sampling hold before its own",
+    )
     chat.add_argument("--trace", help="file for one JSON line per round; see bench explain")
     chat.add_argument("--no-history", action="store_true", help="keep no history of what you type")
     return parser
 
 
+def given_sampling(args: argparse.Namespace) -> dict[str, Any]:
+    """The sampling parameters that the command line has."""
+    return {name: value for name in SAMPLING if (value := getattr(args, name)) is not None}
+
+
 def sampling_params(args: argparse.Namespace) -> SamplingParams:
     """How replies are sampled. Raises ValueError."""
-    return SamplingParams(
-        temperature=args.temperature,
-        top_k=args.top_k,
-        top_p=args.top_p,
-        min_p=args.min_p,
-        seed=args.seed,
-        max_tokens=args.max_tokens,
-    )
+    return SamplingParams(**given_sampling(args))
+
+
+def drafter_for(args: argparse.Namespace, model: str) -> str:
+    """The drafter to ask for: the one that was named belongs to the model that was named."""
+    is_any_models = model == args.model or args.drafter in ("none", "lookup")
+    return str(args.drafter) if is_any_models else "auto"
 
 
 def load_engine(args: argparse.Namespace, model: str) -> Engine:
     """The engine for a model. Raises as Engine does."""
-    # The drafter that was named belongs to the model that was named.
-    drafter = args.drafter if model == args.model or args.drafter in ("none", "lookup") else "auto"
-    return Engine(
+    check_ctx(args.ctx)
+    check_threads(args.threads)
+    drafter = drafter_for(args, model)
+    engine = Engine(
         model,
         drafter=None if drafter == "none" else drafter,
         n_ctx=args.ctx,
         n_seq=1,
-        n_gpu_layers=args.gpu_layers,
+        n_gpu_layers=-1 if args.gpu_layers is None else args.gpu_layers,
         n_threads=args.threads,
         speculation=args.speculation,
     )
+    if notice := gpu_notice(args.gpu_layers):
+        engine.notices.append(notice)
+    return engine

@@ -45,6 +45,11 @@ class Reply:
         state = self.parts[-1].speculation
         return replace(self.parts[0], **sums, min_margin=margin, speculation=state)
 
+    @property
+    def n_held(self) -> int:
+        """Tokens of the context that are taken now."""
+        return self.parts[-1].n_prompt + self.parts[-1].n_tokens if self.parts else 0
+
 
 class View(Protocol):
     """What shows a reply while it comes."""

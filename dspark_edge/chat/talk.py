@@ -13,13 +13,13 @@ from dataclasses import replace
 from pathlib import Path
 
 from ..engine import Engine
-from ..errors import ContextFullError, DsparkError
+from ..errors import ContextFullError
 from ..models import target_path
 from ..sequence import SamplingParams, Stats
 from ..thoughts import THINK
 from . import figures, kept
 from .conversation import Conversation, Message, Turn
-from .options import load_engine, sampling_params
+from .options import drafter_for, given_sampling, load_engine, sampling_params
 from .reply import Reply, ScreenView, SilentView, make_reply
 from .screen import Screen
 
@@ -56,6 +56,10 @@ class Talk:
         else:
             self.engine.stop_trace()
         self.trace = path
+
+    def banner(self) -> list[str]:
+        """What is loaded, and how, in at most six lines."""
+        return figures.banner(self.engine, asked_for=drafter_for(self.args, self.model))
 
     def close(self) -> None:
         """Frees the models and ends the trace."""
@@ -103,7 +107,7 @@ class Talk:
         n_dropped = self.conversation.n_dropped
         old = self.conversation.undo()
         if old is None:
-            raise ValueError("there is no message yet to reply to again")
+            raise ValueError("there is no message to reply to again")
         try:
             reply = self.ask(text or old.user, seed=secrets.randbits(32) if text is None else None)
         except BaseException:
@@ -132,7 +136,8 @@ class Talk:
             self.screen.state(line)
         self.stats = reply.stats
         if self.stats is not None:
-            self.screen.state(figures.status(self.stats, self.engine.n_ctx))
+            used = figures.status(self.stats, n_held=reply.n_held, n_ctx=self.engine.n_ctx)
+            self.screen.state(used)
 
     # ------------------------------------------------------------ room
 
@@ -179,13 +184,13 @@ class Talk:
     def take_model(self, model: str) -> None:
         """Goes on with another model; the conversation stays.
 
-        Raises DsparkError and ValueError, with the model from before loaded again.
+        Raises as Engine does, and KeyboardInterrupt, with the model from before loaded again.
         """
         target_path(model)  # a name that nobody knows must not cost the present model
         self.engine.close()
         try:
             self.engine = load_engine(self.args, model)
-        except (DsparkError, ValueError):
+        except BaseException:  # Ctrl-C too
             self.engine = load_engine(self.args, self.model)
             raise
         self.model = model
@@ -205,12 +210,25 @@ class Talk:
         self.session = name
         return notices
 
-    def load(self, name: str) -> list[str]:
-        """Goes on with a saved session, and returns notices. Raises SessionError and ValueError."""
+    def load(self, name: str, *, keeps_given: bool = False) -> list[str]:
+        """Goes on with a saved session, and returns notices. Raises SessionError and ValueError.
+
+        keeps_given: what the command line has of sampling and as system message holds before what
+        the session has.
+        """
         restored = kept.load(name, self.engine)
         notices = list(restored.notices)
-        if restored.params != self.params:
+        given = given_sampling(self.args) if keeps_given else {}
+        kept_names = [key for key, value in given.items() if getattr(restored.params, key) != value]
+        if kept_names:
+            notices.append(f"of the command line, not of the session: {', '.join(kept_names)}")
+        params = replace(restored.params, **given)
+        if params != self.params:
             notices.append("sampling is the session's now; /set shows it")
-        self.conversation, self.params = restored.conversation, restored.params
+        system = restored.conversation.system
+        if keeps_given and self.args.system is not None and self.args.system != system:
+            restored.conversation.system = self.args.system
+            notices.append("the system message is the command line's, not the session's")
+        self.conversation, self.params = restored.conversation, params
         self.stats, self.session = None, name
         return notices

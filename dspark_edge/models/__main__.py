@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from .._core import DrafterFile
+from ..arguments import check_threads, gpu_notice, in_flags
 from ..errors import DsparkError, MemoryPlanError, ModelError
 from . import check as checks
 from .catalogue import Catalogue, Entry, catalogue
@@ -22,13 +23,19 @@ from .memory_plan import MemoryPlan, largest_ctx, make_plan, read_room, repacked
 from .pairing import files_of, find_drafter, target_path
 from .pull import pull
 
-EXIT_OK, EXIT_ERROR, EXIT_REFUSED = 0, 1, 3
+EXIT_OK, EXIT_ERROR, EXIT_REFUSED, EXIT_NOT_WORTH_IT = 0, 1, 3, 4
+CHECK_EXITS = (
+    "exit codes: 0 the pair works and pays on this machine, 4 it works but is not worth it here, "
+    "3 the two do not belong together or the text differs, 1 an error, 2 wrong arguments"
+)
+FIT_EXITS = "exit codes: 0 it fits, 3 it does not, 1 an error, 2 wrong arguments"
 LOOKUP_LEN = 8  # draft tokens of a lookup, as in loading.py
 MB = 1_000_000
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Returns the exit code: 0, 1 for our errors, 3 when a pair or a plan is refused."""
+    """Returns the exit code: 0, 1 for our errors, 3 when a pair or a plan is refused, 4 for a pair
+    that works and is not worth it."""
     args = _parser().parse_args(argv)
     try:
         code = int(args.run(args))
@@ -77,6 +84,8 @@ def _show(args: argparse.Namespace) -> int:
 
 
 def _check(args: argparse.Namespace) -> int:
+    check_threads(args.threads)
+    _note_gpu(args)
     target, drafter = target_path(args.target), Path(args.drafter).expanduser()
     print(f"target   {target}\ndrafter  {drafter}")
     ok = True
@@ -87,7 +96,7 @@ def _check(args: argparse.Namespace) -> int:
         print("verdict: they do not belong together; use a drafter made for this target")
         return EXIT_REFUSED
     print(f"expected: {checks.expected(drafter)}")
-    run = checks.run_pair(target, drafter, n_threads=args.threads, n_gpu_layers=args.gpu_layers)
+    run = checks.run_pair(target, drafter, n_threads=args.threads, n_gpu_layers=_layers(args))
     print("ok    llama.cpp loads both, and can tap the target's layers")
     same = "ok  " if run.same_text else "FAIL"
     print(f"{same}  parity: same text as without the drafter, {len(checks.PROMPTS)} prompts")
@@ -95,11 +104,27 @@ def _check(args: argparse.Namespace) -> int:
         f"measured: {run.n_accepted} of {run.n_verified} draft tokens accepted "
         f"({100 * run.acceptance:.0f} %), tau {run.tau:.2f}, {run.n_tokens} tokens"
     )
+    print(
+        f"promised: {run.gain:.2f} times plain decoding's speed with {run.verify_len} draft tokens "
+        "verified, at this machine's cost of passes"
+    )
     print(f"verdict: {checks.verdict(run)}")
-    return EXIT_OK if run.same_text else EXIT_REFUSED
+    if not run.same_text:
+        return EXIT_REFUSED
+    return EXIT_OK if run.pays else EXIT_NOT_WORTH_IT
+
+
+def _layers(args: argparse.Namespace) -> int:
+    return -1 if args.gpu_layers is None else int(args.gpu_layers)
+
+
+def _note_gpu(args: argparse.Namespace) -> None:
+    if notice := gpu_notice(args.gpu_layers):
+        print(f"note: {notice}", file=sys.stderr)
 
 
 def _fit(args: argparse.Namespace) -> int:
+    _note_gpu(args)
     target = target_path(args.target)
     drafter = Path(args.drafter).expanduser() if args.drafter else find_drafter(target)
     n_draft = DrafterFile(str(drafter)).n_draft if drafter else 0
@@ -107,7 +132,7 @@ def _fit(args: argparse.Namespace) -> int:
         n_ctx=args.ctx,
         n_seq=args.seq,
         max_verify_len=max(n_draft, LOOKUP_LEN),
-        n_gpu_layers=args.gpu_layers,
+        n_gpu_layers=_layers(args),
         repacked=repacked_types(),
     )
     if args.ctx < 1 or args.seq < 1:
@@ -185,7 +210,7 @@ def _wanted(name: str, file: str | None) -> list[tuple[str, tuple[str, ...]]]:
 
 
 def _fail(error: object, code: int) -> int:
-    print(f"error: {error}", file=sys.stderr)
+    print(f"error: {in_flags(error)}", file=sys.stderr)
     return code
 
 
@@ -197,18 +222,22 @@ def _parser() -> argparse.ArgumentParser:
     sub = commands.add_parser("show", help="what a GGUF file is, without loading it")
     sub.add_argument("file")
     sub.set_defaults(run=_show)
-    sub = commands.add_parser("check", help="whether a drafter belongs to a target")
+    sub = commands.add_parser(
+        "check", help="whether a drafter belongs to a target and pays", epilog=CHECK_EXITS
+    )
     sub.add_argument("target")
     sub.add_argument("drafter")
     sub.add_argument("--threads", type=int)
-    sub.add_argument("--gpu-layers", type=int, default=-1, help="-1: all")
+    sub.add_argument("--gpu-layers", type=int, help="default: -1, all")
     sub.set_defaults(run=_check)
-    sub = commands.add_parser("fit", help="the memory plan, against what is free now")
+    sub = commands.add_parser(
+        "fit", help="the memory plan, against what is free now", epilog=FIT_EXITS
+    )
     sub.add_argument("target")
     sub.add_argument("drafter", nargs="?", help="default: the one that would be used")
     sub.add_argument("--ctx", type=int, default=4096, help="tokens per sequence")
     sub.add_argument("--seq", type=int, default=1, help="sequences")
-    sub.add_argument("--gpu-layers", type=int, default=-1, help="-1: all")
+    sub.add_argument("--gpu-layers", type=int, help="default: -1, all")
     sub.set_defaults(run=_fit)
     sub = commands.add_parser("pull", help="fetch from the Hugging Face hub into its cache")
     sub.add_argument("name", help="a name of the catalogue, or OWNER/REPO")

@@ -6,16 +6,17 @@ seen by running it. Refuses to know how either is loaded.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from .._core import DrafterFile
 from ..calibration import load_calibration
+from ..cost import CostTable
 from ..engine import Engine
 from ..errors import PairError
+from ..loading import load
 from ..sequence import SamplingParams, Stats
-from ..speculation import Mode
 from .gguf_header import GgufHeader, read_header
 
 PROMPTS = (
@@ -25,9 +26,11 @@ PROMPTS = (
 )
 MAX_TOKENS = 64
 CHECK_CTX = 1024
+CHECK_DEPTH = 128  # tokens in the cache, about, while it runs
 SPECIAL = ("bos", "eos")
 EPSILON = 0.05  # logits: a lead smaller than this may flip between passes of different width
-GOOD_TAU, SOME_TAU = 2.0, 1.3
+SOME_TAU = 1.3  # below it the drafter is hardly ever right
+PAYS = 1.03  # times plain decoding's speed: what passes are timed to
 TOKENS_KEY = "tokenizer.ggml.tokens"
 
 
@@ -42,13 +45,24 @@ class Check:
 
 @dataclass(slots=True, frozen=True)
 class Run:
-    """What the three prompts gave. same_text: as without speculation, ties within noise aside."""
+    """What the three prompts gave. same_text: as without speculation, ties within noise aside.
+
+    gain: times plain decoding's speed that this acceptance promises at this machine's cost of
+    passes, when the best number of draft tokens, verify_len, is verified.
+    """
 
     n_tokens: int
     n_verified: int
     n_accepted: int
     n_rounds: int
     same_text: bool
+    gain: float
+    verify_len: int
+
+    @property
+    def pays(self) -> bool:
+        """Whether the drafter is worth its memory here."""
+        return self.same_text and self.gain >= PAYS
 
     @property
     def acceptance(self) -> float:
@@ -83,34 +97,57 @@ def check_files(target: Path, drafter: Path) -> Iterator[Check]:
 def run_pair(
     target: Path, drafter: Path, *, n_threads: int | None = None, n_gpu_layers: int = -1
 ) -> Run:
-    """Three prompts at temperature 0, with the drafter always on and without it.
+    """Three prompts at temperature 0, with the drafter always on and without it, and the passes of
+    this machine timed (a few seconds, kept as the chat keeps them).
 
     Raises PairError or ModelError when llama.cpp does not load them together, MemoryPlanError when
     they do not fit.
     """
 
-    def replies(mode: Mode) -> list[tuple[str, Stats]]:
-        engine = Engine(
-            target,
-            drafter=drafter if mode == "always" else None,
-            n_ctx=CHECK_CTX,
-            n_seq=1,
-            n_threads=n_threads,
-            n_gpu_layers=n_gpu_layers,
-            speculation=mode,
-        )
-        with engine:
-            return [_reply(engine, prompt, has_template) for prompt in PROMPTS]
-
     has_template = bool(read_header(target).metadata.get("tokenizer.chat_template"))
-    drafted, plain = replies("always"), replies("off")
+    loaded = load(
+        target,
+        drafter=drafter,
+        n_ctx=CHECK_CTX,
+        n_seq=1,
+        n_threads=n_threads,
+        n_gpu_layers=n_gpu_layers,
+        speculation="auto",  # times the passes
+        verify_len=None,
+        cost_cache=None,
+    )
+    cost = loaded.speculation.cost
+    with Engine.from_loaded(loaded) as engine:
+        engine.set_speculation("off")
+        plain = [_reply(engine, prompt, has_template) for prompt in PROMPTS]
+        engine.set_speculation("always")
+        drafted = [_reply(engine, prompt, has_template) for prompt in PROMPTS]
+        gain, verify_len = promise(cost, engine.acceptance_by_position)
     return Run(
         n_tokens=sum(stats.n_tokens for _, stats in drafted),
         n_verified=sum(stats.n_verified for _, stats in drafted),
         n_accepted=sum(stats.n_accepted for _, stats in drafted),
         n_rounds=sum(stats.n_rounds for _, stats in drafted),
         same_text=all(_same(a, b) for a, b in zip(drafted, plain, strict=True)),
+        gain=gain,
+        verify_len=verify_len,
     )
+
+
+def promise(cost: CostTable, by_position: Sequence[tuple[int, int]]) -> tuple[float, int]:
+    """(times plain decoding's speed, draft tokens verified) where the first is highest.
+
+    by_position: (n_right, n_observed) as Engine.acceptance_by_position. At least one is verified.
+    """
+    plain_tps = 1.0 / (cost.verify_s(1, CHECK_DEPTH) + cost.other_s)
+    best, survival, tokens = (0.0, 0), 1.0, 1.0
+    for k, (n_right, n_observed) in enumerate(by_position, start=1):
+        survival *= n_right / n_observed if n_observed else 0.0
+        tokens += survival
+        verify_tokens = 1 + k  # the anchor too
+        round_s = cost.draft_s(1) + cost.verify_s(verify_tokens, CHECK_DEPTH) + cost.other_s
+        best = max(best, (tokens / round_s / plain_tps, k), key=lambda each: each[0])
+    return best
 
 
 def expected(drafter: Path) -> str:
@@ -131,13 +168,16 @@ def verdict(run: Run) -> str:
         return "the text with the drafter differs from the text without: do not use it; report it"
     if run.n_verified == 0:
         return "the drafter drafted nothing: it is of no use here"
-    if run.tau >= GOOD_TAU:
-        return "the pair works, and the drafter is often right"
+    if run.pays:
+        return "the pair works and pays on this machine"
     if run.tau >= SOME_TAU:
-        return "the pair works; whether its drafts pay depends on how cheap verifying is here"
+        return (
+            "the pair works but does not pay on this machine, where verifying costs more than the "
+            "drafts gain: it would be parked"
+        )
     return (
-        "the pair loads, but the drafter is hardly ever right: it was made for another model, "
-        "another template, or with thinking the other way"
+        "the pair loads but is not worth it, the drafter is hardly ever right: it was made for "
+        "another model, another template, or with thinking the other way"
     )
 
 

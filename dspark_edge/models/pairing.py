@@ -6,6 +6,7 @@ checked when they are loaded.
 
 from __future__ import annotations
 
+import difflib
 import importlib.util
 import os
 import re
@@ -16,6 +17,8 @@ from ..errors import ModelError
 from .catalogue import Catalogue, Entry, catalogue, models_folder
 
 DEFAULT_TARGET_FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
+N_NAMED = 3  # files or names in an error
+MIN_LIKENESS = 0.7  # of 1, for a name that may have been meant
 DRAFTER_PATTERNS = ("dspark-*.gguf", "*-dspark*.gguf", "*-DSpark*.gguf")
 
 
@@ -30,9 +33,16 @@ def target_path(target: str | Path) -> Path:
     path = Path(target).expanduser()
     if path.is_file():
         return path
+    if path.is_dir():
+        raise ModelError(f"model {path} is a folder; give a GGUF file{_one_of(path)}")
     entry = catalogue().find(str(target))
-    if entry is None or entry.role != "target":
-        raise ModelError(f"model {path} is not a file; check the path")
+    if entry is None:
+        raise ModelError(_unknown(path, str(target)))
+    if entry.role != "target":
+        raise ModelError(
+            f"model {entry.name} is a drafter; give its target, {entry.target}, or the path of a "
+            "GGUF file"
+        )
     if entry.name == catalogue().default:
         return _default_target()
     found = next(files_of(entry), None)
@@ -41,6 +51,36 @@ def target_path(target: str | Path) -> Path:
             f"model {entry.name} is not on this disk; run: dspark-edge models pull {entry.name}"
         )
     return found
+
+
+def _one_of(folder: Path) -> str:
+    names = sorted(path.name for path in folder.glob("*.gguf"))
+    listed = ", ".join(names[:N_NAMED]) + (", ..." if len(names) > N_NAMED else "")
+    return f", e.g. one of its own: {listed}" if names else "; this folder has none"
+
+
+def _unknown(path: Path, asked: str) -> str:
+    """What there is of a similar name: beside the path, and in the catalogue."""
+    beside = [p.name for p in path.parent.glob("*.gguf")] if path.parent.is_dir() else []
+    known = ["default", *(entry.name for entry in catalogue().targets())]
+    close = [*_closest(path.name, beside), *_closest(asked, known)][:N_NAMED]
+    meant = f"did you mean {' or '.join(close)}? " if close else ""
+    is_path = path.suffix == ".gguf" or path.name != asked
+    return (
+        f"model {path} is not a file{'' if is_path else ' nor a name of the catalogue'}; {meant}"
+        "check the path, or take a name of: dspark-edge models list"
+    )
+
+
+def _closest(asked: str, names: Iterable[str]) -> list[str]:
+    """The names that may have been meant, also where only the beginning was typed."""
+
+    def likeness(name: str) -> float:
+        heads = (name.lower(), name.lower()[: len(asked)])
+        return max(difflib.SequenceMatcher(None, asked.lower(), head).ratio() for head in heads)
+
+    ranked = sorted(((likeness(name), name) for name in names), reverse=True)
+    return [name for score, name in ranked if score >= MIN_LIKENESS]
 
 
 def find_drafter(target: Path) -> Path | None:
