@@ -17,7 +17,7 @@ TIE_LOGITS = 0.05  # a lead that rounding can turn round
 # with activations of 8 bits.
 SHARED_TIE_LOGITS = 0.5
 TIE_HELP = (
-    f"a lead in logits that counts as none; default {TIE_LOGITS:g}, and {SHARED_TIE_LOGITS:g} where "
+    f"a lead in logits that counts as none; default {TIE_LOGITS:g}, and {SHARED_TIE_LOGITS:g} if "
     "several requests share a cache"
 )
 
