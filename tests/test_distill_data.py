@@ -14,7 +14,7 @@ from dspark_edge._core import BlockDecoder, DecoderConfig
 pytest.importorskip("torch")
 
 from dspark_edge.distill import shards as shards_module
-from dspark_edge.distill.clock import Clock
+from dspark_edge.distill.clock import Clock, Pieces
 from dspark_edge.distill.prompts import PromptSource, frame_of, read_given
 from dspark_edge.distill.sampling import Job, sample
 from dspark_edge.distill.settings import DataSettings, check_same_work
@@ -231,6 +231,38 @@ def test_a_clock_goes_on_from_the_time_spent_before(tmp_path: Path) -> None:
     assert Clock(path, 100.0).spent_s >= 40.0
     path.write_text("{half")
     assert Clock(path, 1e6).left_s() > 1e5
+
+
+def test_no_piece_is_begun_that_would_end_after_its_stage(tmp_path: Path) -> None:
+    """Five of 15 s fit into 80 s; asking only whether time is left would begin a sixth."""
+    time_s = [0.0]
+    clock = Clock(tmp_path / "clock.json", 100.0, now=lambda: time_s[0])
+    pieces = Pieces(clock, 0.8)
+    while not pieces.is_over():
+        time_s[0] += 15.0
+    assert time_s[0] == 75.0
+    assert not Pieces(clock, 0.8).is_over()
+
+
+def test_sampling_ends_with_its_time_and_keeps_what_it_has(decoder: BlockDecoder) -> None:
+    """Long replies would otherwise run on for minutes after the stage."""
+    decoder.tap([1])
+    jobs = [Job(number, [*b"text"], 0.7, 100) for number in range(5)]
+    jobs[1].is_tapped = False
+    n_rounds = 0
+
+    def is_over() -> bool:
+        nonlocal n_rounds
+        n_rounds += 1
+        return n_rounds == 3
+
+    replies = list(sample(decoder, jobs, is_over=is_over))
+    assert n_rounds == 3
+    assert [reply.job.number for reply in replies] == [0, 2]
+    for reply in replies:
+        assert len(reply.tokens) == len(reply.log_probs) == 3
+        assert len(np.concatenate(reply.features)) == len(reply.job.prompt) + 3 - 1
+    assert len(list(sample(decoder, jobs[:1]))) == 1  # its sequences were closed
 
 
 def test_targets_with_a_scaled_head_are_refused(tmp_path: Path) -> None:

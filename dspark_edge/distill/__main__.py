@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING
 
 from ..errors import DsparkError
 from ..models import target_path
+from ..sessions import SessionStore
+from .my_chats import read_chats
 
 if TYPE_CHECKING:
     from .pipeline import Options
@@ -52,7 +54,7 @@ def _options(args: argparse.Namespace) -> Options:
         out=out,
         work=args.work or out.with_suffix(".work"),
         hours=args.hours,
-        given=[text for path in args.prompts for text in read_given(path)],
+        given=[*(text for path in args.prompts for text in read_given(path)), *_my_chats(args)],
         n_threads=args.threads,
         disk_bytes=int(args.disk_gb * (1 << 30)),
         kind=args.type,
@@ -63,12 +65,30 @@ def _options(args: argparse.Namespace) -> Options:
         taps=tuple(args.taps) if args.taps else None,
         start=args.start_from,
         device=args.device,
+        precision=args.precision,
         max_sequences=args.max_sequences,
         max_steps=args.max_steps,
         n_trial_prompts=args.trial_prompts,
         data=DataSettings(n_seq=args.sequences, max_reply=args.reply_tokens),
         training=TrainSettings(checkpoint_s=60.0 * args.checkpoint_minutes),
     )
+
+
+def _my_chats(args: argparse.Namespace) -> list[str]:
+    """The user's turns, where he asked for them; says what was found."""
+    if not args.my_chats:
+        return []
+    store = SessionStore()
+    chats = read_chats(store)
+    for line in chats.unread:
+        print(f"left out: {line}", file=sys.stderr)
+    print(
+        f"--my-chats: {len(chats.turns)} different turns of yours in {chats.n_sessions} sessions "
+        f"of {store.folder}; they stay on this machine, and the work folder holds what the target "
+        "replies to them until you remove it",
+        file=sys.stderr,
+    )
+    return chats.turns
 
 
 def _at_least_one(text: str) -> int:
@@ -88,6 +108,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--out", type=Path, required=True, metavar="FILE.gguf")
     add("--hours", type=float, default=2.0, help="all stages together, over all starts")
     add("--prompts", type=Path, action="append", default=[], metavar="FILE", help=PROMPTS_HELP)
+    add("--my-chats", action="store_true", help=MY_CHATS_HELP)
     add("--work", type=Path, help="folder of data and checkpoints; default: beside --out")
     add("--threads", type=_at_least_one, default=max(1, (os.cpu_count() or 2) - 1))
     add("--disk-gb", type=float, default=20.0, help="what the data may take")
@@ -101,6 +122,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--sequences", type=_at_least_one, default=32, help="sampled side by side")
     add("--checkpoint-minutes", type=float, default=2.0, help="between two of them")
     add("--device", default="auto", help="of PyTorch: auto, cpu, cuda, mps")
+    add("--precision", choices=("auto", "float32", "bfloat16"), default="auto", help=PRECISION_HELP)
     add("--reply-tokens", type=_at_least_one, default=320, help="of a sampled reply at most")
     add("--max-sequences", type=_at_least_one, help="replies to sample, if the time allows")
     add("--trial-prompts", type=_at_least_one, default=12, help="measured of each set at most")
@@ -109,6 +131,8 @@ def _parser() -> argparse.ArgumentParser:
 
 
 PROMPTS_HELP = "prompts to mix in: JSON lines, or a prompt a line; may be given again"
+PRECISION_HELP = "of products in training; auto: bfloat16 where this CPU is faster at it"
+MY_CHATS_HELP = "mix in what you wrote in your saved chats; the drafter's file names none of it"
 
 if __name__ == "__main__":
     sys.exit(main())

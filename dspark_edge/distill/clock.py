@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 from ..files import write_atomically
@@ -18,18 +19,21 @@ SAY_EVERY_S = 30.0
 class Clock:
     """Counts the seconds of this run and of earlier ones that it goes on from."""
 
-    def __init__(self, path: Path, total_s: float) -> None:
-        """path: where the time spent is kept. total_s: of all runs together."""
+    def __init__(
+        self, path: Path, total_s: float, *, now: Callable[[], float] = time.monotonic
+    ) -> None:
+        """path: where the time spent is kept. total_s: of all runs together. now: in seconds."""
         self.total_s = total_s
         self._path = path
         self._before_s = _read(path)
-        self._start = time.monotonic()
+        self._now = now
+        self._start = now()
         self._said = -SAY_EVERY_S
 
     @property
     def spent_s(self) -> float:
         """Seconds so far."""
-        return self._before_s + time.monotonic() - self._start
+        return self._before_s + self._now() - self._start
 
     def left_s(self, share: float = 1.0) -> float:
         """Seconds until `share` of the time is used up; negative beyond it."""
@@ -49,6 +53,25 @@ class Clock:
         self._said = self.spent_s
         left = f"stage {_clock(self.left_s(share))}, all {_clock(self.left_s())} left"
         print(f"{_clock(self.spent_s)}  {text} ({left})", file=sys.stderr, flush=True)
+
+
+class Pieces:
+    """Work until `share` of a clock's time that is done in pieces of about the same length: a piece
+    that would end too late is not begun."""
+
+    def __init__(self, clock: Clock, share: float) -> None:
+        self._clock = clock
+        self._share = share
+        self._asked_s: float | None = None
+        self._longest_s = 0.0
+
+    def is_over(self) -> bool:
+        """Ask in front of each piece; the time between two questions is a piece's."""
+        spent_s = self._clock.spent_s
+        if self._asked_s is not None:
+            self._longest_s = max(self._longest_s, spent_s - self._asked_s)
+        self._asked_s = spent_s
+        return self._clock.left_s(self._share) <= self._longest_s
 
 
 def _clock(seconds: float) -> str:

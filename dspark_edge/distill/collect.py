@@ -77,7 +77,7 @@ class Collector:
                     yield self._job(number, prompt)
                 number = next(numbers)
 
-        for reply in sample(self._decoder, jobs()):
+        for reply in sample(self._decoder, jobs(), is_over=lambda: clock.left_s(share) <= 0):
             if not reply.job.is_tapped:
                 source.take(reply)
                 clock.say(f"drawing prompts; sampled {n_done} replies", share=share)

@@ -72,13 +72,15 @@ def losses(
     hidden = drafter.hidden(drafter.context(sequence.features), anchors.tokens, anchors.positions)
     rows = drafter.markov_rows(anchors.previous)
     logits = draft_logits(drafter, hidden, rows, candidates.columns)
-    log_q = logits - (logits + candidates.log_weight).logsumexp(-1, keepdim=True)
-    # A sum over the vocabulary is one over the candidates, each as often as it stands for.
-    weight = candidates.log_weight.exp()
+    # A sum over the vocabulary is one over the candidates, each as often as it stands for: so both
+    # distributions are those of what a candidate stands for, as a whole.
+    log_q = (logits + candidates.log_weight).log_softmax(-1)
+    p = p * candidates.log_weight.exp()
     p_of_slot = p[anchors.row]
-    cross_entropy = -(p_of_slot * weight * log_q).sum(-1)
+    shift = (p * candidates.log_weight).sum(-1)[anchors.row]
+    cross_entropy = shift - (p_of_slot * log_q).sum(-1)
     # What the target may say beyond the draft vocabulary is lost in any case.
-    overlap = (torch.minimum(p_of_slot, log_q.exp()) * weight).sum(-1)
+    overlap = torch.minimum(p_of_slot, log_q.exp()).sum(-1)
     confidence = functional.binary_cross_entropy_with_logits(
         drafter.confidence_logit(hidden, rows), overlap.detach().clamp(0.0, 1.0), reduction="none"
     )

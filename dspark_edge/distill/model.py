@@ -18,6 +18,7 @@ from torch.nn import functional
 from .settings import Shape
 
 START_SCALE = 0.5  # of the final norm: flat drafts to begin with
+ANCHORS_AT_ONCE = 64  # in attention: their weights stay in a CPU's cache
 
 
 @dataclass(slots=True)
@@ -65,29 +66,31 @@ class Layer(nn.Module):
         self._dim = dim
 
     def key_value(self, x: Tensor, turn: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
-        """x [..., n_embd], turn: rope's cosine and sine [..., 1, dim / 2] -> [..., n_head_kv,
-        dim]."""
-        k = heads_of(x @ self.attn_k.T, self._dim)
-        v = heads_of(x @ self.attn_v.T, self._dim)
-        return rotate(self.attn_k_norm(k), turn), v
+        """x [..., n_embd] in the type of the products, turn: rope's cosine and sine [..., 1, dim /
+        2] -> [..., n_head_kv, dim]."""
+        k = heads_of(product(x, self.attn_k), self._dim)
+        v = heads_of(product(x, self.attn_v), self._dim)
+        return rotate(self.attn_k_norm(k.float()), turn).to(x.dtype), v
 
     def query(self, x: Tensor, turn: tuple[Tensor, Tensor]) -> Tensor:
         """As key_value, all heads."""
-        q = heads_of(x @ self.attn_q.T, self._dim)
-        return rotate(self.attn_q_norm(q), turn)
+        q = heads_of(product(x, self.attn_q), self._dim)
+        return rotate(self.attn_q_norm(q.float()), turn).to(x.dtype)
 
-    def feed_forward(self, x: Tensor) -> Tensor:
-        """What the layer's second half adds to the stream."""
-        h = self.ffn_norm(x)
-        gated: Tensor = functional.silu(h @ self.ffn_gate.T) * (h @ self.ffn_up.T)
-        return gated @ self.ffn_down.T
+    def feed_forward(self, x: Tensor, dtype: torch.dtype) -> Tensor:
+        """What the layer's second half adds to the stream; dtype: of the products."""
+        h = self.ffn_norm(x).to(dtype)
+        gated = functional.silu(product(h, self.ffn_gate)) * product(h, self.ffn_up)
+        return product(gated, self.ffn_down)
 
 
 class Drafter(nn.Module):
     """embedding [n_vocab, n_embd] and head [n_draft, n_embd] are the target's and stay as they are.
 
     feature_rms [n_feature]: what features are divided by. markov_w1: None while training, when W1 =
-    E P with E the embedding at unit length; or a table [n_vocab, rank] from a file.
+    E P with E the embedding at unit length; or a table [n_vocab, rank] from a file. train_dtype:
+    what the factors of the backbone's products are rounded to while gradients are taken; weights,
+    stream, norms and heads are float32 always, and so is all that is judged.
     """
 
     feature_rms: Tensor
@@ -104,6 +107,7 @@ class Drafter(nn.Module):
     ) -> None:
         super().__init__()
         self.shape = shape
+        self.train_dtype = torch.float32
         self.register_buffer("embedding", embedding, persistent=False)
         self.register_buffer("head", head, persistent=False)
         self.register_buffer("feature_rms", feature_rms)
@@ -119,7 +123,8 @@ class Drafter(nn.Module):
 
     def context(self, features: Tensor) -> Context:
         """Keys and values of tokens at positions 0.. from their features [n, n_feature]."""
-        fused = self.enc_norm((features / self.feature_rms) @ self.fc.T)
+        scaled = (features / self.feature_rms).to(self._dtype)
+        fused = self.enc_norm(product(scaled, self.fc).float()).to(self._dtype)
         turn = self._turn(torch.arange(len(features), device=features.device))
         pairs = [layer.key_value(fused, turn) for layer in self._layers()]
         return Context([k.transpose(0, 1) for k, _ in pairs], [v.transpose(0, 1) for _, v in pairs])
@@ -132,14 +137,12 @@ class Drafter(nn.Module):
         tokens[:, 0] = anchors
         x = self.embed(tokens)
         turn = self._turn(positions[:, None] + torch.arange(size, device=positions.device))
-        places = torch.arange(context.keys[0].shape[1], device=positions.device)
-        is_hidden = places[None, :] >= positions[:, None]
         for layer, keys, values in zip(self._layers(), context.keys, context.values, strict=True):
-            h = layer.attn_norm(x)
-            own_k, own_v = layer.key_value(h, turn)
-            mixed = attend(layer.query(h, turn), (keys, values), (own_k, own_v), is_hidden)
-            x = x + mixed @ layer.attn_output.T
-            x = x + layer.feed_forward(x)
+            h = layer.attn_norm(x).to(self._dtype)
+            own = layer.key_value(h, turn)
+            mixed = attend_in_parts(layer.query(h, turn), (keys, values), own, positions)
+            x = x + product(mixed, layer.attn_output)
+            x = x + layer.feed_forward(x, self._dtype)
         return torch.as_tensor(self.output_norm(x))
 
     def embed(self, tokens: Tensor) -> Tensor:
@@ -158,6 +161,10 @@ class Drafter(nn.Module):
         own = hidden @ self.confidence[:n] + markov_rows @ self.confidence[n:]
         return own + self.confidence_bias
 
+    @property
+    def _dtype(self) -> torch.dtype:
+        return self.train_dtype if torch.is_grad_enabled() else torch.float32
+
     def _layers(self) -> list[Layer]:
         return [layer for layer in self.layers if isinstance(layer, Layer)]
 
@@ -168,6 +175,11 @@ class Drafter(nn.Module):
         rate = (self.shape.rope_base ** (-steps / dim)).float().to(positions.device)
         angle = positions.unsqueeze(-1).unsqueeze(-1).float() * rate
         return angle.cos(), angle.sin()
+
+
+def product(x: Tensor, matrix: Tensor) -> Tensor:
+    """x [..., n_in] times a matrix [n_out, n_in], in the type of x."""
+    return x @ matrix.to(x.dtype).T
 
 
 def heads_of(x: Tensor, dim: int) -> Tensor:
@@ -185,6 +197,23 @@ def rotate(x: Tensor, turn: tuple[Tensor, Tensor]) -> Tensor:
     cos, sin = turn
     a, b = x.chunk(2, dim=-1)
     return torch.cat([a * cos - b * sin, a * sin + b * cos], dim=-1)
+
+
+def attend_in_parts(
+    q: Tensor, context: tuple[Tensor, Tensor], own: tuple[Tensor, Tensor], positions: Tensor
+) -> Tensor:
+    """As attend, some anchors at a time, over no more of the context than the last of them sees.
+    positions [n]: of the anchors, rising."""
+    mixed: list[Tensor] = []
+    place_of = positions.tolist()
+    for begin in range(0, len(place_of), ANCHORS_AT_ONCE):
+        part = slice(begin, begin + ANCHORS_AT_ONCE)
+        n_seen = place_of[part][-1]
+        seen = (context[0][:, :n_seen], context[1][:, :n_seen])
+        places = torch.arange(n_seen, device=positions.device)
+        is_hidden = places >= positions[part, None]
+        mixed.append(attend(q[part], seen, (own[0][part], own[1][part]), is_hidden))
+    return torch.cat(mixed)
 
 
 def attend(
@@ -207,7 +236,7 @@ def attend(
     own_k = own[0].permute(2, 0, 1, 3).unsqueeze(1)  # kv, 1, n, size, dim
     own_v = own[1].permute(2, 0, 1, 3).unsqueeze(1)
     weights = torch.cat([far, q @ own_k.transpose(-1, -2)], dim=-1).softmax(-1)
-    far_w, own_w = weights[..., :n_context], weights[..., n_context:]
+    far_w, own_w = torch.split(weights, [n_context, size], dim=-1)
     mixed: Tensor = (far_w.reshape(n_kv, -1, n_context) @ context[1]).view(n_kv, -1, n, size, dim)
     mixed = mixed + own_w @ own_v
     return mixed.permute(2, 3, 0, 1, 4).reshape(n, size, n_head * dim)

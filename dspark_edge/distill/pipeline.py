@@ -15,12 +15,14 @@ import torch
 from ..files import fingerprint, write_atomically
 from .batch import DraftVocabulary
 from .build import all_sequences, check_memory, new_drafter
-from .clock import Clock
+from .clock import Clock, Pieces
 from .collect import Collector
 from .evaluate import Acceptance, evaluate
 from .export import export, read_back
+from .lock import alone_in
 from .model import Drafter
 from .parity import Parity, check_parity
+from .precision import Precision, train_dtype
 from .report import Facts, markdown, verdict
 from .settings import DataSettings, Kind, Shape, Shares, TrainSettings, check_same_work
 from .shards import ShardStore
@@ -54,6 +56,7 @@ class Options:
     taps: tuple[int, ...] | None = None
     start: Path | None = None  # a drafter that training goes on from
     device: str = "auto"
+    precision: Precision = "auto"
     max_sequences: int | None = None
     max_steps: int | None = None
     n_trial_prompts: int = 12  # of each set, if the time allows
@@ -77,12 +80,18 @@ class _Trained:
 def distill(options: Options) -> Facts:
     """Makes the drafter and its page beside it (.md).
 
-    Raises DsparkError (a target that no drafter can be made for, too little memory, a failed parity
-    check), ValueError (a work folder of another run, too little time), OSError (disk).
+    Raises DsparkError (a target that no drafter can be made for, too little memory, a work folder
+    in use, a failed parity check), ValueError (a work folder of another run, too little time),
+    OSError (disk).
     """
     torch.set_num_threads(options.n_threads)
     device = _device(options.device)
-    options.work.mkdir(parents=True, exist_ok=True)
+    options.out.parent.mkdir(parents=True, exist_ok=True)  # now, not after hours
+    with alone_in(options.work):
+        return _distill(options, device)
+
+
+def _distill(options: Options, device: torch.device) -> Facts:
     target = TargetFile(options.target)
     shape = target.shape(
         n_layer=options.n_layer,
@@ -124,6 +133,7 @@ def _train(
         seed=options.training.seed,
         start=options.start,
     )
+    drafter.train_dtype = train_dtype(options.precision, device, clock.say)
     trainer = Trainer(drafter, vocabulary, store, options.training, options.work / CHECKPOINT)
     data_s = clock.spent_s - trainer.progress.trained_s
     trainer.train(clock, share=options.shares.train, max_steps=options.max_steps)
@@ -245,7 +255,7 @@ def _try_out(options: Options, clock: Clock) -> Trial:
         options.target,
         options.out,
         n_threads=options.n_threads,
-        is_over=lambda: clock.left_s(CALIBRATED_BY) <= 0,
+        is_over=Pieces(clock, CALIBRATED_BY).is_over,
     )
     if isinstance(calibrated, str):
         trial.notices.append(calibrated)
@@ -259,7 +269,7 @@ def _try_out(options: Options, clock: Clock) -> Trial:
             n_threads=options.n_threads,
             cache=options.work / "costs",
             n_prompts=options.n_trial_prompts,
-            is_over=lambda: clock.left_s(MEASURED_BY) <= 0,
+            is_over=Pieces(clock, MEASURED_BY).is_over,
         )
     return trial
 

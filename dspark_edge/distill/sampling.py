@@ -6,7 +6,7 @@ replies go.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -45,9 +45,12 @@ class Reply:
     likely: list[list[int]] = field(default_factory=list)
 
 
-def sample(decoder: BlockDecoder, jobs: Iterable[Job]) -> Iterator[Reply]:
+def sample(
+    decoder: BlockDecoder, jobs: Iterable[Job], *, is_over: Callable[[], bool] = lambda: False
+) -> Iterator[Reply]:
     """Replies as they end: by an end token, their length, or a full context. The next job is asked
-    for when there is room for it, after the replies before it were given.
+    for when there is room for it, after the replies before it were given. is_over: asked after each
+    round; then all tapped replies end as they are, and those that are not tapped are dropped.
 
     A prompt must be shorter than the context. Raises DecodeError.
     """
@@ -62,6 +65,9 @@ def sample(decoder: BlockDecoder, jobs: Iterable[Job]) -> Iterator[Reply]:
             if not running:
                 return
             _round(decoder, running)
+            if is_over():
+                yield from (reply for reply in running.values() if reply.job.is_tapped)
+                return
             for seq_id, reply in list(running.items()):
                 n_past = len(reply.job.prompt) + len(reply.tokens)
                 is_long = len(reply.tokens) >= reply.job.max_tokens or n_past >= decoder.n_ctx

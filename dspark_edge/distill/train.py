@@ -82,6 +82,7 @@ class Trainer:
         self._optimisers = _optimisers(drafter, settings)
         self._sums = [0.0, 0.0, 0.0, 0.0]  # of the losses since the last point, and how many
         self._judged = self._held_out()
+        self._judging_s = 0.0  # what the last point took
         if checkpoint.exists():
             self._load()
 
@@ -92,14 +93,22 @@ class Trainer:
         saved_s = start_s
         stream = self._stream()
         progress = self.progress
-        while clock.left_s(share) > 0 and (max_steps is None or progress.n_steps < max_steps):
+
+        def is_over() -> bool:
+            if max_steps is not None and progress.n_steps >= max_steps:
+                return True
+            return clock.left_s(share) <= self._judging_s  # the last point is the stage's too
+
+        while not is_over():
             done = progress.trained_s / stage_s
             if max_steps is not None:
                 done = max(done, progress.n_steps / max_steps)
             self._step(stream, min(1.0, done))
             progress.trained_s = before_s + clock.spent_s - start_s
             if done >= len(progress.curve) / N_POINTS:
+                begun_s = clock.spent_s
                 self._add_point()
+                self._judging_s = clock.spent_s - begun_s
                 point = progress.curve[-1]
                 clock.say(
                     f"trained on {progress.n_anchors} anchors, cross-entropy "

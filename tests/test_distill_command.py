@@ -1,0 +1,157 @@
+"""The trainer's command around the chain: one process per work folder, and the user's own chats."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch")
+
+from dspark_edge import DsparkError
+from dspark_edge.distill import __main__ as command
+from dspark_edge.distill.lock import alone_in
+from dspark_edge.distill.my_chats import read_chats
+from dspark_edge.distill.pipeline import Options, distill
+from dspark_edge.distill.settings import DataSettings
+from dspark_edge.sessions import Session, SessionStore
+
+SECRET = "what did the doctor say about Aloysius"
+HOLD = """
+import sys, time
+from pathlib import Path
+from dspark_edge.distill.lock import alone_in
+with alone_in(Path(sys.argv[1])):
+    print("in", flush=True)
+    time.sleep(600)
+"""
+
+
+def tiny_options(target: Path, folder: Path) -> Options:
+    return Options(
+        target=target,
+        out=folder / "d.gguf",
+        work=folder / "d.work",
+        hours=1.0,
+        kind="f16",
+        n_draft_max=256,
+        rank=32,
+        max_sequences=6,
+        max_steps=1,
+        n_trial_prompts=1,
+        data=DataSettings(n_seq=4, max_prompt=128, max_reply=16),
+    )
+
+
+# ---------------------------------------------------------------- the lock
+
+
+def test_a_second_process_is_kept_out_until_the_first_is_gone_even_killed(tmp_path: Path) -> None:
+    """Two writers would mix their shards; a lock that outlives its holder would block for ever."""
+    work = tmp_path / "work"
+    line = [sys.executable, "-c", HOLD, str(work)]
+    first = subprocess.Popen(line, stdout=subprocess.PIPE, text=True)
+    try:
+        assert first.stdout is not None
+        assert first.stdout.readline() == "in\n"
+        with pytest.raises(DsparkError) as error, alone_in(work):
+            pass
+        assert str(error.value) == (
+            f"{work} is in use by another process; wait for it, stop it, or give another --work"
+        )
+    finally:
+        first.kill()
+        first.wait()
+        if first.stdout is not None:
+            first.stdout.close()
+    with alone_in(work):
+        pass
+    with alone_in(work):
+        pass
+
+
+def test_the_chain_runs_under_the_lock(tiny_llama: Path, tmp_path: Path) -> None:
+    options = tiny_options(tiny_llama, tmp_path)
+    with alone_in(options.work), pytest.raises(DsparkError, match="in use by another process"):
+        distill(options)
+    assert os.listdir(options.work) == ["lock"]
+
+
+# ---------------------------------------------------------------- --my-chats
+
+
+def kept_sessions(folder: Path) -> SessionStore:
+    store = SessionStore(folder)
+    store.save(
+        "one",
+        Session(
+            messages=[
+                {"role": "system", "content": "be kind"},
+                {"role": "user", "content": f"  {SECRET} \n"},
+                {"role": "assistant", "content": "nothing new"},
+                {"role": "user", "content": "and then?"},
+            ]
+        ),
+    )
+    parts = [{"type": "text", "text": "look"}, {"type": "image_url"}, {"type": "text", "text": "!"}]
+    store.save(
+        "two",
+        Session(
+            messages=[
+                {"role": "user", "content": "and then?"},
+                {"role": "user", "content": parts},
+                {"role": "user", "content": " "},
+            ]
+        ),
+    )
+    store.save("broken", Session(messages=[]))
+    (folder / "broken" / "session.json").write_text("{half")
+    return store
+
+
+def test_the_users_turns_are_read_once_each_and_broken_sessions_named(tmp_path: Path) -> None:
+    chats = read_chats(kept_sessions(tmp_path))
+    assert sorted(chats.turns) == sorted([SECRET, "and then?", "look\n!"])
+    assert chats.n_sessions == 2
+    (line,) = chats.unread
+    assert line.startswith("session 'broken' cannot be read")
+    assert read_chats(SessionStore(tmp_path / "nowhere")).turns == []
+
+
+@pytest.mark.parametrize("is_asked_for", [True, False])
+def test_chats_are_read_only_when_asked_for(
+    is_asked_for: bool,
+    tiny_llama: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    store = kept_sessions(tmp_path / "sessions")
+    monkeypatch.setattr(command, "SessionStore", lambda: store)
+    given: list[str] = []
+    monkeypatch.setattr(
+        "dspark_edge.distill.pipeline.distill", lambda options: given.extend(options.given)
+    )
+    line = ["--target", str(tiny_llama), "--out", str(tmp_path / "d.gguf")]
+    assert command.main(line + ["--my-chats"] * is_asked_for) == 0
+    assert (SECRET in given) == is_asked_for
+    said = capsys.readouterr().err
+    assert ("3 different turns of yours in 2 sessions" in said) == is_asked_for
+    assert ("left out: session 'broken'" in said) == is_asked_for
+
+
+def test_nothing_that_was_given_is_named_in_what_is_made(tiny_llama: Path, tmp_path: Path) -> None:
+    """A drafter may be passed on; what its maker wrote may not be."""
+    made = tmp_path / "made"
+    options = replace(tiny_options(tiny_llama, made), given=[SECRET], work=tmp_path / "work")
+    distill(options)
+    files = [path for path in made.rglob("*") if path.is_file()]
+    assert options.out in files
+    for path in files:
+        content = path.read_bytes()
+        assert SECRET.encode() not in content
+        assert b"Aloysius" not in content
