@@ -4,6 +4,8 @@
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
+#include <optional>
+
 #include "block_decoder.h"
 #include "device_memory.h"
 #include "errors.h"
@@ -14,7 +16,8 @@ using namespace dspark;
 
 namespace {
 
-// Model passes can take seconds: other Python threads go on meanwhile. The core never calls back.
+// Model passes can take seconds: other Python threads go on meanwhile. The core calls back while it
+// loads models only.
 using NoGil = py::call_guard<py::gil_scoped_release>;
 
 // A message may quote bytes of a damaged file: what is not UTF-8 is replaced.
@@ -86,6 +89,37 @@ py::list as_tuples(const std::vector<std::vector<TokenLogprob>> & lists) {
         result.append(pairs);
     }
     return result;
+}
+
+// What `progress` raises ends the loading and is raised here, once llama.cpp has been left.
+std::unique_ptr<BlockDecoder> make_decoder(const DecoderConfig & config,
+                                           const py::object & progress) {
+    std::optional<py::error_already_set> raised;
+    ProgressCall call;
+    if (!progress.is_none()) {
+        call = [&](float done) {
+            const py::gil_scoped_acquire gil;
+            try {
+                return !progress(done).is(py::bool_(false));
+            } catch (const py::error_already_set & error) {
+                raised.emplace(error);
+                return false;
+            }
+        };
+    }
+    std::unique_ptr<BlockDecoder> decoder;
+    try {
+        const py::gil_scoped_release no_gil;
+        decoder = std::make_unique<BlockDecoder>(config, call);
+    } catch (const Error &) {
+        if (!raised) {
+            throw;
+        }
+    }
+    if (raised) {
+        throw py::error_already_set(*raised);
+    }
+    return decoder;
 }
 
 py::list draft(BlockDecoder & self, const std::vector<int32_t> & seq_ids,
@@ -195,7 +229,7 @@ void bind_records(py::module_ & m) {
         .def(py::init([](std::string target_path, uintptr_t target_address,
                          std::string drafter_path, int32_t n_ctx, int32_t n_seq, int32_t n_batch,
                          int32_t n_threads, int32_t n_gpu_layers, int32_t max_verify_len,
-                         std::string target_id, std::string drafter_id) {
+                         bool chain_in_graph, std::string target_id, std::string drafter_id) {
                  return DecoderConfig{std::move(target_path),
                                       target_address,
                                       std::move(drafter_path),
@@ -205,13 +239,15 @@ void bind_records(py::module_ & m) {
                                       n_threads,
                                       n_gpu_layers,
                                       max_verify_len,
+                                      chain_in_graph,
                                       std::move(target_id),
                                       std::move(drafter_id)};
              }),
              py::kw_only(), py::arg("target_path") = "", py::arg("target_address") = 0,
              py::arg("drafter_path") = "", py::arg("n_ctx") = 4096, py::arg("n_seq") = 4,
              py::arg("n_batch") = 512, py::arg("n_threads") = 0, py::arg("n_gpu_layers") = -1,
-             py::arg("max_verify_len") = 8, py::arg("target_id") = "", py::arg("drafter_id") = "");
+             py::arg("max_verify_len") = 8, py::arg("chain_in_graph") = false,
+             py::arg("target_id") = "", py::arg("drafter_id") = "");
 
     py::class_<DrafterFile>(m, "DrafterFile")
         .def(py::init<const std::string &>(), py::arg("path"))
@@ -243,7 +279,7 @@ void bind_decoder(py::module_ & m) {
     const py::object verdict_type =
         named_tuple(m, "Verdict", "tokens n_accepted margins logprobs error");
     py::class_<BlockDecoder>(m, "BlockDecoder")
-        .def(py::init<const DecoderConfig &>(), NoGil(), py::arg("config"))
+        .def(py::init(&make_decoder), py::arg("config"), py::arg("progress") = py::none())
         .def("check_sampling", &BlockDecoder::check_sampling, NoGil(), py::arg("sampling"))
         .def("open_sequence", &BlockDecoder::open_sequence, NoGil(), py::arg("seq_id"),
              py::arg("sampling"))
@@ -324,7 +360,8 @@ void bind_decoder(py::module_ & m) {
         .def_property_readonly("is_recurrent",
                                [](BlockDecoder & self) { return self.pair()->is_recurrent(); })
         .def_property_readonly("decode_s", &BlockDecoder::decode_s)
-        .def_property_readonly("n_rebuilds", &BlockDecoder::n_rebuilds);
+        .def_property_readonly("n_rebuilds", &BlockDecoder::n_rebuilds)
+        .def_property_readonly("graph_chain_reason", &BlockDecoder::graph_chain_reason);
 }
 
 }  // namespace

@@ -15,8 +15,9 @@ BlockDecoder::Busy::Busy(std::mutex & mutex) : lock_(mutex, std::try_to_lock) {
     }
 }
 
-BlockDecoder::BlockDecoder(const DecoderConfig & config) : config_(config) {
-    pair_ = std::make_shared<ModelPair>(config);
+BlockDecoder::BlockDecoder(const DecoderConfig & config, const ProgressCall & progress)
+    : config_(config) {
+    pair_ = std::make_shared<ModelPair>(config, progress);
     n_vocab_ = llama_vocab_n_tokens(pair_->vocab());
     sequences_.resize(config.n_seq);
     batch_ = make_batch(config.n_batch, 0);
@@ -35,77 +36,6 @@ std::shared_ptr<ModelPair> BlockDecoder::pair() const {
         throw Error(ErrorKind::value, "the decoder is closed; make a new one");
     }
     return pair;
-}
-
-// ---------------------------------------------------------------- checks
-
-BlockDecoder::Sequence & BlockDecoder::sequence(int32_t seq_id) {
-    (void)pair();
-    if (seq_id < 0 || seq_id >= config_.n_seq) {
-        throw Error(ErrorKind::value, "seq_id is " + std::to_string(seq_id) +
-                                          "; this decoder has sequences 0 to " +
-                                          std::to_string(config_.n_seq - 1));
-    }
-    if (!sequences_[seq_id].is_open) {
-        throw Error(ErrorKind::value, "sequence " + std::to_string(seq_id) +
-                                          " is not open; call open_sequence first");
-    }
-    return sequences_[seq_id];
-}
-
-void BlockDecoder::check_tokens(const std::vector<llama_token> & tokens) const {
-    for (const llama_token token : tokens) {
-        if (token < 0 || token >= n_vocab_) {
-            throw Error(ErrorKind::value, "token id is " + std::to_string(token) +
-                                              "; this model has ids 0 to " +
-                                              std::to_string(n_vocab_ - 1));
-        }
-    }
-}
-
-void BlockDecoder::check_seq_ids(const std::vector<int32_t> & seq_ids, size_t n_expected) {
-    if (seq_ids.empty() || seq_ids.size() != n_expected) {
-        throw Error(ErrorKind::value, "got " + std::to_string(seq_ids.size()) + " sequences and " +
-                                          std::to_string(n_expected) +
-                                          " entries for them; give one entry per sequence, and at "
-                                          "least one");
-    }
-    for (size_t i = 0; i < seq_ids.size(); ++i) {
-        sequence(seq_ids[i]);
-        if (std::count(seq_ids.begin(), seq_ids.end(), seq_ids[i]) > 1) {
-            throw Error(ErrorKind::value, "sequence " + std::to_string(seq_ids[i]) +
-                                              " is given twice; give each once");
-        }
-    }
-}
-
-void BlockDecoder::check_room(int32_t seq_id, size_t n_new) const {
-    const size_t n_past = sequences_[seq_id].tokens.size();
-    if (n_past + n_new > static_cast<size_t>(config_.n_ctx)) {
-        throw Error(ErrorKind::context_full,
-                    "sequence " + std::to_string(seq_id) + " holds " + std::to_string(n_past) +
-                        " tokens and " + std::to_string(n_new) +
-                        " more do not fit into the context of " + std::to_string(config_.n_ctx) +
-                        "; use a larger n_ctx or shorter text");
-    }
-}
-
-void BlockDecoder::check_verify(const std::vector<int32_t> & seq_ids,
-                                const std::vector<std::vector<llama_token>> & verify_tokens) {
-    check_seq_ids(seq_ids, verify_tokens.size());
-    const size_t limit = size_t{1} + static_cast<size_t>(config_.max_verify_len);
-    for (size_t s = 0; s < seq_ids.size(); ++s) {
-        if (verify_tokens[s].empty() || verify_tokens[s].size() > limit) {
-            throw Error(ErrorKind::value, "verify_tokens of sequence " +
-                                              std::to_string(seq_ids[s]) + " has " +
-                                              std::to_string(verify_tokens[s].size()) +
-                                              " tokens; give the anchor and at most " +
-                                              std::to_string(config_.max_verify_len) +
-                                              " draft tokens (max_verify_len)");
-        }
-        check_tokens(verify_tokens[s]);
-        check_room(seq_ids[s], verify_tokens[s].size());
-    }
 }
 
 // ---------------------------------------------------------------- sequences
@@ -271,7 +201,9 @@ std::vector<Draft> BlockDecoder::draft(const std::vector<int32_t> & seq_ids,
         Sequence & seq = sequences_[seq_ids[s]];
         inputs.push_back({seq_ids[s], anchors[s], *seq.sampler, seq.tokens});
     }
-    return drafter_->draft(inputs);
+    std::vector<Draft> drafts = drafter_->draft(inputs);
+    graph_chain_reason_ = drafter_->graph_chain_reason();
+    return drafts;
 }
 
 std::vector<Verdict> BlockDecoder::verify(
@@ -351,202 +283,6 @@ Verdict BlockDecoder::emit(Sequence & seq, const std::vector<llama_token> & veri
         ++verdict.n_accepted;
     }
     return verdict;
-}
-
-// ---------------------------------------------------------------- tapping
-
-void BlockDecoder::tap(const std::vector<int32_t> & layers) {
-    const Busy busy(mutex_);
-    pair()->tap(layers);
-    tapped_ = layers;
-    n_tapped_rows_ = 0;
-    give_hidden(false);
-}
-
-// llama.cpp then treats every token of a pass as an output, so only where all are ones already.
-void BlockDecoder::give_hidden(bool is_wanted) {
-    llama_set_embeddings(target_ctx(), is_wanted);
-    has_hidden_ = is_wanted;
-}
-
-TappedRows BlockDecoder::tapped_rows() {
-    const Busy busy(mutex_);
-    (void)pair();
-    if (n_tapped_rows_ == 0) {
-        throw Error(ErrorKind::value, "there are no tapped rows; call tap, then run a pass");
-    }
-    TappedRows result;
-    result.n_rows = n_tapped_rows_;
-    const auto n_rows = static_cast<size_t>(n_tapped_rows_);
-    const auto n_embd = static_cast<size_t>(llama_model_n_embd(pair_->target()));
-    result.features.resize(n_rows * tapped_.size() * n_embd);
-    for (size_t l = 0; l < tapped_.size(); ++l) {
-        const float * rows =
-            llama_get_embeddings_layer_inp(target_ctx(), static_cast<uint32_t>(tapped_[l]));
-        for (size_t i = 0; i < n_rows; ++i) {
-            std::copy_n(rows + i * n_embd, n_embd,
-                        result.features.data() + (i * tapped_.size() + l) * n_embd);
-        }
-    }
-    for (int32_t i = 0; i < n_tapped_rows_ && has_hidden_; ++i) {
-        const float * row = llama_get_embeddings_ith(target_ctx(), i);
-        result.hidden.insert(result.hidden.end(), row, row + n_embd);
-    }
-    return result;
-}
-
-// ---------------------------------------------------------------- measuring
-
-void BlockDecoder::drop_scratch() {
-    if (scratch_seq_ >= 0) {
-        empty(scratch_seq_);
-        scratch_seq_ = -1;
-    }
-}
-
-// Fills a closed sequence to `depth`. The filler stays between calls of the same depth.
-void BlockDecoder::use_scratch(int32_t depth) {
-    if (scratch_seq_ >= 0 && scratch_depth_ == depth) {
-        return;
-    }
-    drop_scratch();
-    for (int32_t seq_id = 0; seq_id < config_.n_seq; ++seq_id) {
-        scratch_seq_ = sequences_[seq_id].is_open ? scratch_seq_ : seq_id;
-    }
-    if (scratch_seq_ < 0) {
-        throw Error(ErrorKind::value, "all sequences are open; measuring needs a closed one");
-    }
-    scratch_depth_ = depth;
-    for (int32_t begin = 0; begin < depth; begin += config_.n_batch) {
-        batch_->n_tokens = 0;
-        for (int32_t i = begin; i < std::min(depth, begin + config_.n_batch); ++i) {
-            add_token(*batch_, /*token*/ 0, i, scratch_seq_, /*output*/ false);
-        }
-        if (clock_.decode(target_ctx(), *batch_) != 0) {
-            drop_scratch();
-            throw Error(ErrorKind::decode,
-                        "llama.cpp could not fill the cache to depth " + std::to_string(depth));
-        }
-    }
-}
-
-double BlockDecoder::time_step(int32_t n_tokens, int32_t depth) {
-    const Busy busy(mutex_);
-    (void)pair();
-    const int32_t widest = std::max(32, config_.n_seq * (1 + config_.max_verify_len));
-    if (n_tokens < 1 || n_tokens > widest || depth < 0 || depth + n_tokens > config_.n_ctx) {
-        throw Error(ErrorKind::value,
-                    "time_step of " + std::to_string(n_tokens) + " tokens at depth " +
-                        std::to_string(depth) + "; at most " + std::to_string(widest) +
-                        " tokens, inside n_ctx = " + std::to_string(config_.n_ctx));
-    }
-    n_tapped_rows_ = 0;
-    give_hidden(false);
-    use_scratch(depth);
-    batch_->n_tokens = 0;
-    for (int32_t i = 0; i < n_tokens; ++i) {
-        add_token(*batch_, /*token*/ 0, depth + i, scratch_seq_, /*output*/ true);
-    }
-    cpu_attention_.use_one_order(true);
-    const int code = clock_.decode(target_ctx(), *batch_);
-    const bool can_cut = !pair_->is_recurrent() && depth > 0;
-    if (!can_cut || !llama_memory_seq_rm(memory(), scratch_seq_, depth, -1)) {
-        drop_scratch();
-    }
-    if (code != 0) {
-        throw Error(ErrorKind::decode, "llama.cpp could not evaluate " + std::to_string(n_tokens) +
-                                           " tokens (code " + std::to_string(code) + ")");
-    }
-    return clock_.last_s();
-}
-
-double BlockDecoder::time_draft(int32_t n_seq) {
-    const Busy busy(mutex_);
-    (void)pair();
-    if (!drafter_) {
-        throw Error(ErrorKind::value, "this decoder has no drafter to time");
-    }
-    if (n_seq < 1 || n_seq > config_.n_seq) {
-        throw Error(ErrorKind::value, "time_draft of " + std::to_string(n_seq) +
-                                          " sequences; this decoder has " +
-                                          std::to_string(config_.n_seq));
-    }
-    for (const Sequence & seq : sequences_) {
-        if (seq.is_open) {
-            throw Error(ErrorKind::value, "time_draft needs all sequences closed");
-        }
-    }
-    return drafter_->time_draft(n_seq);
-}
-
-// ---------------------------------------------------------------- life
-
-void BlockDecoder::open_drafter() {
-    drafter_ = std::make_unique<BlockDrafter>(*pair_, config_.n_seq, clock_);
-    for (int32_t seq_id = 0; seq_id < config_.n_seq; ++seq_id) {
-        drafter_->start_at(seq_id, static_cast<int32_t>(sequences_[seq_id].tokens.size()));
-    }
-    has_drafter_ = true;
-}
-
-void BlockDecoder::close_drafter() {
-    has_drafter_ = false;
-    drafter_.reset();
-}
-
-void BlockDecoder::release_drafter_context() {
-    const Busy busy(mutex_);
-    (void)pair();
-    close_drafter();
-    pair_->release_drafter_context();
-}
-
-void BlockDecoder::release_drafter() {
-    const Busy busy(mutex_);
-    (void)pair();
-    close_drafter();
-    pair_->release_drafter();
-}
-
-void BlockDecoder::load_drafter_weights() {
-    const Busy busy(mutex_);
-    pair()->load_drafter_weights();
-}
-
-void BlockDecoder::load_drafter() {
-    const Busy busy(mutex_);
-    pair()->load_drafter();
-    if (!drafter_) {
-        open_drafter();
-    }
-}
-
-void BlockDecoder::close() {
-    const Busy busy(mutex_);
-    close_drafter();
-    sequences_.clear();
-    std::atomic_store(&pair_, std::shared_ptr<ModelPair>());
-}
-
-MemoryUse BlockDecoder::memory_use() {
-    const Busy busy(mutex_);
-    (void)pair();
-    MemoryUse use{};
-    for (const auto & [type, bytes] : llama_get_memory_breakdown(target_ctx())) {
-        use.target_model += bytes.model;
-        use.target_context += bytes.context;
-        use.target_compute += bytes.compute;
-    }
-    if (drafter_) {
-        for (const auto & [type, bytes] : llama_get_memory_breakdown(pair_->drafter_ctx())) {
-            use.drafter_model += bytes.model;
-            use.drafter_context += bytes.context;
-            use.drafter_compute += bytes.compute;
-        }
-    } else if (pair_->drafter()) {
-        use.drafter_model = llama_model_size(pair_->drafter());
-    }
-    return use;
 }
 
 }  // namespace dspark

@@ -46,7 +46,7 @@ struct TappedRows {
 
 class BlockDecoder {
   public:
-    explicit BlockDecoder(const DecoderConfig & config);
+    explicit BlockDecoder(const DecoderConfig & config, const ProgressCall & progress = nullptr);
 
     // Throws Error(value) when a sequence could not be opened with this.
     void check_sampling(const SamplingParams & sampling);
@@ -108,6 +108,8 @@ class BlockDecoder {
     bool has_confidence() const { return has_confidence_; }
     double decode_s() const { return clock_.total_s(); }  // time spent inside llama.cpp so far
     int64_t n_rebuilds() const { return n_rebuilds_; }
+    // BlockDrafter's, as far as passes have shown; empty without a drafter.
+    const char * graph_chain_reason() const { return graph_chain_reason_; }
     MemoryUse memory_use();
 
   private:
@@ -155,7 +157,8 @@ class BlockDecoder {
     PassClock clock_;
     CpuAttention cpu_attention_;
     std::unique_ptr<BlockDrafter> drafter_;  // null: none
-    std::atomic<bool> has_drafter_{false};   // read without the lock
+    std::atomic<bool> has_drafter_{false};   // read without the lock, as is the next
+    std::atomic<const char *> graph_chain_reason_{""};
     int32_t block_size_ = 0;
     int32_t n_draft_ = 0;
     bool has_confidence_ = false;

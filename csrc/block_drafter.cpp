@@ -1,21 +1,25 @@
 #include "block_drafter.h"
 
 #include <algorithm>
+#include <chrono>
 #include <cstdlib>
-#include <cstring>
 
 #include "errors.h"
 #include "llama_ext.h"
 
 namespace dspark {
 
-BlockDrafter::BlockDrafter(ModelPair & pair, int32_t n_seq, PassClock & clock)
-    : pair_(pair), clock_(clock), features_(n_seq) {
-    if (file().markov_w1) {
-        markov_ = std::make_unique<MarkovHead>(file());
+BlockDrafter::BlockDrafter(ModelPair & pair, const DecoderConfig & config, PassClock & clock)
+    : pair_(pair), clock_(clock), features_(config.n_seq) {
+    if (config.chain_in_graph) {
+        use_graph_chain("it was asked for");
+    } else if (!MarkovChain::is_small_enough(file())) {
+        use_graph_chain("the drafter's Markov head is too large for the host");
+    } else if (file().markov_w1) {
+        chain_ = std::make_unique<MarkovChain>(file());
     }
     const auto n_rows = static_cast<int32_t>(llama_n_ubatch(ctx()));
-    block_batch_ = make_batch(n_seq * file().block_size, 0);
+    block_batch_ = make_batch(config.n_seq * file().block_size, 0);
     inject_batch_ = make_batch(n_rows, pair.n_feature());
     const llama_rope_type rope = llama_model_rope_type(pair.drafter());
     has_four_positions_ = rope == LLAMA_ROPE_TYPE_MROPE || rope == LLAMA_ROPE_TYPE_IMROPE;
@@ -32,119 +36,6 @@ BlockDrafter::BlockDrafter(ModelPair & pair, int32_t n_seq, PassClock & clock)
     }
 }
 
-// ---------------------------------------------------------------- features
-
-int32_t BlockDrafter::n_pending(const Features & features) const {
-    return static_cast<int32_t>(features.pending.size()) / pair_.n_feature();
-}
-
-void BlockDrafter::keep_features(int32_t seq_id, int32_t first_row, int32_t n_rows) {
-    std::vector<float> & pending = features_[seq_id].pending;
-    const auto n_embd = static_cast<size_t>(llama_model_n_embd(pair_.target()));
-    const size_t n_feature = pair_.n_feature();
-    for (int32_t done = 0; done < n_rows;) {
-        const int32_t n = std::min(n_rows - done, kPendingRows - n_pending(features_[seq_id]));
-        const size_t old_size = pending.size();
-        pending.resize(old_size + n * n_feature);
-        // The layers' rows side by side, in the order in which the drafter's fc reads them.
-        float * column = pending.data() + old_size;
-        for (const int32_t layer : file().target_layers) {
-            const float * rows =
-                llama_get_embeddings_layer_inp(pair_.target_ctx(), static_cast<uint32_t>(layer));
-            for (int32_t i = 0; i < n; ++i) {
-                std::memcpy(column + i * n_feature, rows + (first_row + done + i) * n_embd,
-                            n_embd * sizeof(float));
-            }
-            column += n_embd;
-        }
-        done += n;
-        if (n_pending(features_[seq_id]) == kPendingRows) {
-            inject({seq_id});
-        }
-    }
-}
-
-// Writes the pending features into the drafter's cache, at the positions of their tokens.
-void BlockDrafter::inject(const std::vector<int32_t> & seq_ids) {
-    llama_batch & batch = *inject_batch_;
-    const auto n_max = static_cast<int32_t>(llama_n_ubatch(ctx()));
-    const size_t n_feature = pair_.n_feature();
-    bool ok = true;
-    batch.n_tokens = 0;
-    for (const int32_t seq_id : seq_ids) {
-        const Features & features = features_[seq_id];
-        for (int32_t i = 0; i < n_pending(features) && ok; ++i) {
-            if (batch.n_tokens == n_max) {
-                ok = inject_batch();
-            }
-            const int32_t row = add_row(batch, features.n_past + i, seq_id, /*output*/ false);
-            std::memcpy(batch.embd + row * n_feature, features.pending.data() + i * n_feature,
-                        n_feature * sizeof(float));
-        }
-    }
-    if (!ok || !inject_batch()) {
-        for (const int32_t seq_id : seq_ids) {
-            drop_block(seq_id);
-        }
-        throw Error(ErrorKind::decode, "llama.cpp could not inject features into the drafter");
-    }
-    for (const int32_t seq_id : seq_ids) {
-        features_[seq_id].n_past += n_pending(features_[seq_id]);
-        features_[seq_id].pending.clear();
-    }
-}
-
-bool BlockDrafter::inject_batch() {
-    llama_batch & batch = *inject_batch_;
-    if (batch.n_tokens == 0) {
-        return true;
-    }
-    if (has_four_positions_) {  // time, height, width: all the same for text; the fourth is unused
-        for (int32_t i = 0; i < batch.n_tokens; ++i) {
-            batch.pos[batch.n_tokens + i] = batch.pos[i];
-            batch.pos[2 * batch.n_tokens + i] = batch.pos[i];
-            batch.pos[3 * batch.n_tokens + i] = 0;
-        }
-    }
-    const int code = clock_.decode(ctx(), batch);
-    batch.n_tokens = 0;
-    return code == 0;
-}
-
-void BlockDrafter::cut(int32_t seq_id, int32_t n_keep) {
-    Features & features = features_[seq_id];
-    features.n_past = std::min(features.n_past, n_keep);
-    const int32_t n_rows = std::min(n_pending(features), n_keep - features.n_past);
-    features.pending.resize(static_cast<size_t>(n_rows) * pair_.n_feature());
-    drop_block(seq_id);
-}
-
-void BlockDrafter::start_at(int32_t seq_id, int32_t n_past) { features_[seq_id].n_past = n_past; }
-
-void BlockDrafter::save(int32_t seq_id, SavedSequence & saved) {
-    saved.n_injected = features_[seq_id].n_past;
-    saved.pending = features_[seq_id].pending;
-    saved.n_drafter_bytes = llama_state_seq_get_size(ctx(), seq_id);
-}
-
-bool BlockDrafter::restore(int32_t seq_id, const SavedSequence & saved, const uint8_t * state) {
-    if (llama_state_seq_set_data(ctx(), state, saved.n_drafter_bytes, seq_id) !=
-            saved.n_drafter_bytes ||
-        llama_memory_seq_pos_max(llama_get_memory(ctx()), seq_id) >= saved.n_injected) {
-        return false;
-    }
-    features_[seq_id].n_past = saved.n_injected;
-    features_[seq_id].pending = saved.pending;
-    return true;
-}
-
-// Removes from the cache what is not the features of a committed token.
-void BlockDrafter::drop_block(int32_t seq_id) {
-    llama_memory_seq_rm(llama_get_memory(ctx()), seq_id, features_[seq_id].n_past, -1);
-}
-
-// ---------------------------------------------------------------- blocks
-
 std::vector<Draft> BlockDrafter::draft(const std::vector<DraftInput> & inputs) {
     std::vector<int32_t> seq_ids;
     for (const DraftInput & input : inputs) {
@@ -158,31 +49,83 @@ std::vector<Draft> BlockDrafter::draft(const std::vector<DraftInput> & inputs) {
         const auto n_past = static_cast<int32_t>(input.before.size());
         for (int32_t i = 0; i < file().block_size; ++i) {
             add_token(*block_batch_, i == 0 ? input.anchor : mask, n_past + i, input.seq_id,
-                      /*output*/ true);
+                      !is_chain_on_host());
         }
     }
-    const int code = clock_.decode(ctx(), *block_batch_);
+    decode_blocks();
     std::vector<Draft> drafts;
-    for (size_t s = 0; s < inputs.size() && code == 0; ++s) {
+    for (size_t s = 0; s < inputs.size(); ++s) {
         drafts.push_back(read(inputs[s], static_cast<int32_t>(s) * file().block_size));
     }
-    for (const int32_t seq_id : seq_ids) {
-        // The block's own keys and values must be gone before the next injection.
-        drop_block(seq_id);
+    return drafts;
+}
+
+double BlockDrafter::time_draft(int32_t n_seq) {
+    block_batch_->n_tokens = 0;
+    for (int32_t seq_id = 0; seq_id < n_seq; ++seq_id) {
+        for (int32_t i = 0; i < file().block_size; ++i) {
+            add_token(*block_batch_, /*token*/ 0, i, seq_id, !is_chain_on_host());
+        }
+    }
+    decode_blocks();
+    for (int32_t i = 0; i < block_batch_->n_tokens && is_chain_on_host(); ++i) {
+        if (i % file().block_size >= file().first_slot()) {
+            run_chain(row_of(i), i, /*previous*/ 0);
+        }
+    }
+    return clock_.last_s();
+}
+
+// Runs the blocks of the batch; what they put into the cache is gone afterwards.
+void BlockDrafter::decode_blocks() {
+    int code = 0;
+    for (bool is_done = false; !is_done;) {
+        is_done = true;
+        if (is_chain_on_host()) {
+            code = pair_.head_tap().decode(clock_, ctx(), *block_batch_);
+            if (code == 0 && *pair_.head_tap().refusal() != '\0') {
+                use_graph_chain(pair_.head_tap().refusal());
+                is_done = false;
+            }
+        } else {
+            code = clock_.decode(ctx(), *block_batch_);
+        }
+        for (int32_t i = 0; i < block_batch_->n_tokens; i += file().block_size) {
+            // The block's own keys and values must be gone before the next injection.
+            drop_block(block_batch_->seq_id[i][0]);
+        }
     }
     if (code != 0) {
         throw Error(ErrorKind::decode,
                     "llama.cpp could not evaluate a block of the drafter (code " +
                         std::to_string(code) + ")");
     }
-    return drafts;
+}
+
+// The blocks of the batch then need their outputs, which the chain on the host does without.
+void BlockDrafter::use_graph_chain(const char * reason) {
+    graph_chain_reason_ = reason;
+    chain_.reset();
+    if (file().markov_w1) {
+        correction_ = std::make_unique<MarkovHead>(file());
+    }
+    llama_set_embeddings_nextn(ctx(), file().has_confidence, /*masked*/ true);
+    for (int32_t i = 0; block_batch_ && i < block_batch_->n_tokens; ++i) {
+        block_batch_->logits[i] = true;
+    }
 }
 
 // A row of logits over the draft vocabulary, in memory that may be changed.
-LogitRow BlockDrafter::row_of(int32_t batch_index) {
-    float * logits = llama_get_logits_ith(ctx(), batch_index);
+LogitRow BlockDrafter::row_of(int32_t row_index) {
     const std::vector<llama_token> & ids = file().draft_ids;
-    if (ids.empty()) {
+    const bool is_reduced = !ids.empty();
+    if (is_chain_on_host()) {
+        const HeadTap & tap = pair_.head_tap();
+        return {tap.logits(row_index), tap.n_columns(), is_reduced ? ids.data() : nullptr,
+                is_reduced ? index_of_.data() : nullptr};
+    }
+    float * logits = llama_get_logits_ith(ctx(), row_index);
+    if (!is_reduced) {
         return {logits, llama_vocab_n_tokens(pair_.vocab())};
     }
     logits_.resize(ids.size());
@@ -192,37 +135,67 @@ LogitRow BlockDrafter::row_of(int32_t batch_index) {
     return {logits_.data(), static_cast<int32_t>(ids.size()), ids.data(), index_of_.data()};
 }
 
+// Adds the bias of the token in front to a row of the head; returns the slot's confidence.
+float BlockDrafter::run_chain(LogitRow row, int32_t row_index, llama_token previous) {
+    if (!chain_) {
+        return 0.0f;
+    }
+    const auto start = std::chrono::steady_clock::now();
+    chain_->set_previous(previous);
+    chain_->add_bias(row);
+    float confidence = 0.0f;
+    if (file().has_confidence) {
+        confidence = chain_->confidence(pair_.head_tap().hidden(row_index));
+    }
+    const std::chrono::duration<double> elapsed = std::chrono::steady_clock::now() - start;
+    clock_.add(elapsed.count());
+    return confidence;
+}
+
+// The same for a row of the graph's chain, in which `assumed` stands in front.
+float BlockDrafter::correct(LogitRow row, int32_t row_index, llama_token drawn,
+                            llama_token assumed) {
+    float confidence = 0.0f;
+    if (file().has_confidence) {
+        confidence = llama_get_embeddings_nextn_ith(ctx(), row_index)[0];
+    }
+    if (correction_ && drawn != assumed) {
+        correction_->correct(row, drawn, assumed);
+        if (file().has_confidence) {
+            confidence = correction_->correct_confidence(confidence, drawn, assumed);
+        }
+    }
+    return confidence;
+}
+
 Draft BlockDrafter::read(const DraftInput & input, int32_t first_row) {
     Draft draft;
     std::vector<llama_token> & before = input.before;
+    const bool is_greedy = input.sampler.plain_greedy();
     const size_t n_past = before.size();
     before.push_back(input.anchor);
     llama_token drawn = input.anchor;    // what stands in front of the slot ...
-    llama_token assumed = input.anchor;  // ... and what llama.cpp's greedy chain put there
+    llama_token assumed = input.anchor;  // ... and what the graph's greedy chain put there
     for (int32_t slot = file().first_slot(); slot < file().block_size; ++slot) {
-        const LogitRow row = row_of(first_row + slot);
-        const Draw greedy = argmax(row);
+        const int32_t row_index = first_row + slot;
+        const LogitRow row = row_of(row_index);
         float confidence = 0.0f;
-        if (file().has_confidence) {
-            confidence = llama_get_embeddings_nextn_ith(ctx(), first_row + slot)[0];
+        if (is_chain_on_host()) {
+            confidence = run_chain(row, row_index, drawn);
+        } else {
+            const llama_token next_assumed = is_greedy ? drawn : argmax(row).token;
+            confidence = correct(row, row_index, drawn, assumed);
+            assumed = next_assumed;
         }
-        Draw draw = greedy;
-        if (drawn != assumed || !input.sampler.plain_greedy()) {
-            if (markov_ && drawn != assumed) {
-                markov_->correct(row, drawn, assumed);
-                if (file().has_confidence) {
-                    confidence = markov_->correct_confidence(confidence, drawn, assumed);
-                }
-            }
-            // The token of this slot will stand behind all those in `before`.
-            draw = input.sampler.draw(row, static_cast<int32_t>(before.size()), before,
-                                      /*with_grammar*/ false);
-        }
-        assumed = greedy.token;
+        // The token of this slot will stand behind all those in `before`.
+        const Draw draw = is_greedy ? argmax(row)
+                                    : input.sampler.draw(row, static_cast<int32_t>(before.size()),
+                                                         before, /*with_grammar*/ false);
         if (draw.index < 0) {
             break;  // every token of the draft vocabulary is forbidden
         }
         drawn = draw.token;
+        assumed = is_greedy ? drawn : assumed;
         before.push_back(drawn);
         draft.tokens.push_back(drawn);
         draft.certainty.push_back(draw.margin);
@@ -232,25 +205,6 @@ Draft BlockDrafter::read(const DraftInput & input, int32_t first_row) {
     }
     before.resize(n_past);
     return draft;
-}
-
-double BlockDrafter::time_draft(int32_t n_seq) {
-    block_batch_->n_tokens = 0;
-    for (int32_t seq_id = 0; seq_id < n_seq; ++seq_id) {
-        for (int32_t i = 0; i < file().block_size; ++i) {
-            add_token(*block_batch_, /*token*/ 0, i, seq_id, /*output*/ true);
-        }
-    }
-    const int code = clock_.decode(ctx(), *block_batch_);
-    for (int32_t seq_id = 0; seq_id < n_seq; ++seq_id) {
-        drop_block(seq_id);
-    }
-    if (code != 0) {
-        throw Error(ErrorKind::decode,
-                    "llama.cpp could not evaluate a block of the drafter (code " +
-                        std::to_string(code) + ")");
-    }
-    return clock_.last_s();
 }
 
 }  // namespace dspark

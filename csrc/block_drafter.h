@@ -8,6 +8,7 @@
 #include <memory>
 #include <vector>
 
+#include "markov_chain.h"
 #include "markov_head.h"
 #include "model_pair.h"
 #include "passes.h"
@@ -39,7 +40,7 @@ class BlockDrafter {
     static constexpr int32_t kPendingRows = 64;
 
     // The pair must have a drafter and outlive this.
-    BlockDrafter(ModelPair & pair, int32_t n_seq, PassClock & clock);
+    BlockDrafter(ModelPair & pair, const DecoderConfig & config, PassClock & clock);
 
     // Takes the tapped layer inputs of rows of the last target pass: those of the next n_rows
     // tokens of the sequence.
@@ -63,6 +64,10 @@ class BlockDrafter {
 
     double time_draft(int32_t n_seq);  // seconds; the cache must be empty
 
+    // Why llama.cpp's graph runs the Markov chain; empty: the host does, in a fraction of the time.
+    // A literal.
+    const char * graph_chain_reason() const { return graph_chain_reason_; }
+
   private:
     struct Features {
         int32_t n_past = 0;          // tokens whose features are in the drafter's cache, or missed
@@ -73,7 +78,12 @@ class BlockDrafter {
     void inject(const std::vector<int32_t> & seq_ids);
     bool inject_batch();
     void drop_block(int32_t seq_id);
-    LogitRow row_of(int32_t batch_index);
+    bool is_chain_on_host() const { return *graph_chain_reason_ == '\0'; }
+    void use_graph_chain(const char * reason);
+    void decode_blocks();
+    LogitRow row_of(int32_t row_index);
+    float run_chain(LogitRow row, int32_t row_index, llama_token previous);
+    float correct(LogitRow row, int32_t row_index, llama_token drawn, llama_token assumed);
     Draft read(const DraftInput & input, int32_t first_row);
 
     llama_context * ctx() const { return pair_.drafter_ctx(); }
@@ -81,7 +91,9 @@ class BlockDrafter {
 
     ModelPair & pair_;
     PassClock & clock_;
-    std::unique_ptr<MarkovHead> markov_;  // null: DFlash
+    std::unique_ptr<MarkovChain> chain_;      // null: DFlash, or the graph runs the chain
+    std::unique_ptr<MarkovHead> correction_;  // null: DFlash, or the host runs the chain
+    const char * graph_chain_reason_ = "";
     std::vector<Features> features_;
     BatchPtr inject_batch_;
     BatchPtr block_batch_;

@@ -137,6 +137,13 @@ void DrafterFile::read_tensors() {
         scale.read_row(0, &markov_w2_scale);
     }
     has_confidence = static_cast<bool>(conf_proj);
+    const FileTensor bias = file_.find_tensor("conf_proj.bias");
+    if (has_confidence && bias) {
+        if (bias.n_columns != 1) {
+            file_.reject("tensor conf_proj.bias must be one number");
+        }
+        bias.read_row(0, &conf_bias);
+    }
     if (has_confidence && !markov_w1) {
         file_.reject("it has a confidence head but no Markov head");
     }

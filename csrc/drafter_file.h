@@ -30,6 +30,7 @@ class DrafterFile {
     FileTensor markov_w2;  // {rank, n_draft_vocab}
     float markov_w2_scale = 1.0f;
     FileTensor conf_proj;  // {n_embd + rank, 1}
+    float conf_bias = 0.0f;
 
     // Draft tokens one pass yields: DFlash and bonus-anchor layouts give none in slot 0.
     int32_t first_slot() const { return markov_w1 && sample_from_anchor ? 0 : 1; }

@@ -1,9 +1,6 @@
 #include "model_pair.h"
 
 #include <algorithm>
-#include <cstring>
-#include <filesystem>
-#include <mutex>
 #include <new>
 #include <thread>
 
@@ -13,6 +10,8 @@
 
 #include "errors.h"
 #include "llama_ext.h"
+#include "model_file.h"
+#include "pair_check.h"
 
 namespace dspark {
 
@@ -22,45 +21,6 @@ namespace {
 // llama.cpp wants the whole batch in one micro-batch, and sizes its buffers for it).
 constexpr int32_t kInjectRows = 32;
 constexpr int32_t kProfileWidth = 32;  // widest pass that time_step measures
-
-// Collects llama.cpp's error lines while it loads a file, to put the first one into our message.
-// The callback is global to the process, so one load at a time has it.
-class LogCapture {
-  public:
-    LogCapture() : lock_(mutex()) {
-        llama_log_get(&callback_, &user_data_);
-        llama_log_set(&LogCapture::collect, this);
-    }
-    ~LogCapture() { llama_log_set(callback_, user_data_); }
-
-    std::string reason() const {
-        if (first_error_.empty()) {
-            return "llama.cpp gives no reason";
-        }
-        return first_error_.substr(0, first_error_.find_last_not_of(" \n") + 1);
-    }
-
-  private:
-    static std::mutex & mutex() {
-        static std::mutex mutex;
-        return mutex;
-    }
-
-    static void collect(ggml_log_level level, const char * text, void * self) {
-        if (level == GGML_LOG_LEVEL_ERROR && std::strlen(text) > 1) {
-            auto & capture = *static_cast<LogCapture *>(self);
-            // The first error names the cause; later ones only say that loading failed.
-            if (capture.first_error_.empty()) {
-                capture.first_error_ = text;
-            }
-        }
-    }
-
-    const std::lock_guard<std::mutex> lock_;
-    ggml_log_callback callback_ = nullptr;
-    void * user_data_ = nullptr;
-    std::string first_error_;
-};
 
 [[noreturn]] void bad_config(const std::string & name, int64_t value, const std::string & limit) {
     throw Error(ErrorKind::value, name + " is " + std::to_string(value) + "; it must be " + limit);
@@ -74,47 +34,6 @@ void set_threads(llama_context_params & params, int32_t n_threads) {
     params.n_threads_batch = n_threads;
 }
 
-llama_model_ptr load_model(const std::string & path, int32_t n_gpu_layers, ErrorKind kind) {
-    const std::string what = kind == ErrorKind::pair ? "drafter " : "model ";
-    llama_model_params params = llama_model_default_params();
-    params.n_gpu_layers = n_gpu_layers;
-    const LogCapture log;
-    llama_model_ptr model(llama_model_load_from_file(path.c_str(), params));
-    if (!model) {
-        throw Error(kind, what + path + " cannot be loaded: " + log.reason());
-    }
-    return model;
-}
-
-// llama.cpp aborts on a vocabulary with the same text twice.
-void check_target_file(const std::string & path) {
-    std::error_code error;
-    if (!std::filesystem::is_regular_file(path, error)) {
-        throw Error(ErrorKind::model, "model " + path + " is not a file; check the path");
-    }
-    const GgufFile file(path, ErrorKind::model);
-    if (file.read_string("tokenizer.ggml.model", "none") != "none") {
-        file.check_vocabulary();
-    }
-}
-
-// Architectures whose graph in llama.cpp 0c1e570 fills t_layer_inp (src/models/*.cpp). For any
-// other one llama.cpp would abort when asked for a layer's input.
-bool can_tap(const std::string & arch) {
-    static const char * const kArchs[] = {
-        "bailingmoe3",  "deepseek4", "gemma4",     "gpt-oss",        "hunyuan-dense", "hunyuan_vl",
-        "lfm2",         "lfm2moe",   "llama",      "mimo2",          "minimax-01",    "minimax-m2",
-        "muse-glimmer", "nanbeige",  "nemotron_h", "nemotron_h_moe", "qwen3",         "qwen35",
-        "qwen35moe",    "qwen3moe",  "qwen3next",  "qwen4exp"};
-    return std::find(std::begin(kArchs), std::end(kArchs), arch) != std::end(kArchs);
-}
-
-// Only these also give the output of the last layer (id n_layer).
-bool can_tap_output(const std::string & arch) {
-    return arch == "deepseek4" || arch == "mimo2" || arch == "nemotron_h" ||
-           arch == "nemotron_h_moe";
-}
-
 // Freed memory goes back to the system at once: others are waiting for it.
 void give_back_memory() {
 #ifdef __GLIBC__
@@ -122,60 +41,17 @@ void give_back_memory() {
 #endif
 }
 
-std::string quoted(const char * text) { return std::string("'") + (text ? text : "") + "'"; }
-
-void check_same_vocab(const llama_vocab * target, const llama_vocab * drafter) {
-    const int32_t n_target = llama_vocab_n_tokens(target);
-    const int32_t n_drafter = llama_vocab_n_tokens(drafter);
-    if (n_target != n_drafter) {
-        throw Error(ErrorKind::pair, "the drafter's vocabulary has " + std::to_string(n_drafter) +
-                                         " tokens but the target's has " +
-                                         std::to_string(n_target) +
-                                         "; use a drafter made for this target");
-    }
-    for (llama_token token = 0; token < n_target; ++token) {
-        const char * a = llama_vocab_get_text(target, token);
-        const char * b = llama_vocab_get_text(drafter, token);
-        if (std::strcmp(a ? a : "", b ? b : "") != 0) {
-            throw Error(ErrorKind::pair, "token " + std::to_string(token) + " is " + quoted(a) +
-                                             " in the target but " + quoted(b) +
-                                             " in the drafter; use a drafter made for this target");
-        }
-    }
-    const struct {
-        const char * name;
-        llama_token target, drafter;
-    } special[] = {
-        {"beginning-of-sequence", llama_vocab_bos(target), llama_vocab_bos(drafter)},
-        {"end-of-sequence", llama_vocab_eos(target), llama_vocab_eos(drafter)},
-    };
-    for (const auto & [name, in_target, in_drafter] : special) {
-        if (in_target != in_drafter) {
-            throw Error(ErrorKind::pair, std::string("the ") + name + " token is " +
-                                             std::to_string(in_target) + " in the target but " +
-                                             std::to_string(in_drafter) +
-                                             " in the drafter; use a drafter made for this target");
-        }
-    }
-}
-
 }  // namespace
 
-std::string metadata(const llama_model * model, const char * key) {
-    std::string text(64, '\0');
-    int32_t n = llama_model_meta_val_str(model, key, text.data(), text.size());
-    if (n >= static_cast<int32_t>(text.size())) {
-        text.resize(n + size_t{1});  // room for the terminating zero
-        n = llama_model_meta_val_str(model, key, text.data(), text.size());
-    }
-    text.resize(std::max(n, 0));
-    return text;
-}
-
-ModelPair::ModelPair(const DecoderConfig & config) : config_(config) {
+ModelPair::ModelPair(const DecoderConfig & config, const ProgressCall & progress)
+    : config_(config) {
     check_config(config);
-    load_target(config);
+    const float target_size = file_size(config.target_path);
+    const float drafter_size = file_size(config.drafter_path);
+    const float share = target_size / std::max(1.0f, target_size + drafter_size);
+    load_target(config, {&progress, 0.0f, share});
     if (!config.drafter_path.empty()) {
+        load_drafter_weights({&progress, share, 1.0f - share});
         load_drafter();
     }
 }
@@ -210,12 +86,13 @@ void ModelPair::check_config(const DecoderConfig & config) const {
     }
 }
 
-void ModelPair::load_target(const DecoderConfig & config) {
+void ModelPair::load_target(const DecoderConfig & config, LoadProgress progress) {
     if (config.target_address != 0) {
         target_ = reinterpret_cast<llama_model *>(config.target_address);
     } else {
         check_target_file(config.target_path);
-        owned_target_ = load_model(config.target_path, config.n_gpu_layers, ErrorKind::model);
+        owned_target_ =
+            load_model(config.target_path, config.n_gpu_layers, ErrorKind::model, progress);
         target_ = owned_target_.get();
     }
     const std::string arch = metadata(target_, "general.architecture");
@@ -259,7 +136,9 @@ void ModelPair::load_target(const DecoderConfig & config) {
     }
 }
 
-void ModelPair::load_drafter_weights() {
+void ModelPair::load_drafter_weights() { load_drafter_weights(LoadProgress()); }
+
+void ModelPair::load_drafter_weights(LoadProgress progress) {
     if (drafter_model_) {
         return;
     }
@@ -271,8 +150,8 @@ void ModelPair::load_drafter_weights() {
         // Read and checked before llama.cpp sees the file: it asserts on what it does not expect.
         auto file = std::make_unique<DrafterFile>(path);
         check_same_drafter(*file);
-        llama_model_ptr model = load_model(path, config_.n_gpu_layers, ErrorKind::pair);
-        check_pair(*file, model.get());
+        llama_model_ptr model = load_model(path, config_.n_gpu_layers, ErrorKind::pair, progress);
+        check_pair(*file, model.get(), target_);
         drafter_file_ = std::move(file);
         drafter_model_ = std::move(model);
     } catch (const std::bad_alloc &) {
@@ -309,6 +188,7 @@ void ModelPair::open_drafter_context() {
     params.kv_unified = true;
     params.swa_full = true;
     params.ctx_other = target_ctx_.get();
+    head_tap_.install(params);
     set_threads(params, config_.n_threads);
     {
         const LogCapture log;
@@ -319,17 +199,11 @@ void ModelPair::open_drafter_context() {
         }
     }
     llama_set_causal_attn(drafter_ctx_.get(), drafter_file_->causal);
-    llama_set_embeddings_nextn(drafter_ctx_.get(), drafter_file_->has_confidence, /*masked*/ true);
     for (const int32_t layer : drafter_file_->target_layers) {
         llama_set_embeddings_layer_inp(target_ctx_.get(), static_cast<uint32_t>(layer), true);
     }
     n_feature_ =
         llama_model_n_embd(target_) * static_cast<int32_t>(drafter_file_->target_layers.size());
-}
-
-int32_t ModelPair::last_tap() const {
-    const int32_t n_layer = llama_model_n_layer(target_);
-    return can_tap_output(metadata(target_, "general.architecture")) ? n_layer : n_layer - 1;
 }
 
 void ModelPair::tap(const std::vector<int32_t> & layers) {
@@ -344,10 +218,10 @@ void ModelPair::tap(const std::vector<int32_t> & layers) {
                         "', so no drafter can be made for this target; use lookup");
     }
     for (const int32_t layer : layers) {
-        if (layer < 0 || layer > last_tap()) {
+        if (layer < 0 || layer > last_tap(target_)) {
             throw Error(ErrorKind::model, "layer to tap is " + std::to_string(layer) +
                                               "; this target has layers 0 to " +
-                                              std::to_string(last_tap()));
+                                              std::to_string(last_tap(target_)));
         }
     }
     for (const int32_t layer : tapped_) {
@@ -356,46 +230,6 @@ void ModelPair::tap(const std::vector<int32_t> & layers) {
     tapped_ = layers;
     for (const int32_t layer : tapped_) {
         llama_set_embeddings_layer_inp(target_ctx_.get(), static_cast<uint32_t>(layer), true);
-    }
-}
-
-void ModelPair::check_pair(const DrafterFile & file, const llama_model * drafter) const {
-    const std::string arch = metadata(target_, "general.architecture");
-    if (!can_tap(arch)) {
-        throw Error(ErrorKind::pair, "llama.cpp cannot tap the layers of architecture '" + arch +
-                                         "', so no drafter can follow this target; use lookup");
-    }
-    check_same_vocab(vocab(), llama_model_get_vocab(drafter));
-    const int32_t n_embd_target = llama_model_n_embd(target_);
-    const int32_t n_embd_drafter = llama_model_n_embd(drafter);
-    if (n_embd_target != n_embd_drafter) {
-        throw Error(ErrorKind::pair,
-                    "the drafter reads hidden states of " + std::to_string(n_embd_drafter) +
-                        " values but the target's have " + std::to_string(n_embd_target) +
-                        "; use a drafter made for this target");
-    }
-    const int32_t last = last_tap();
-    for (const int32_t layer : file.target_layers) {
-        if (layer < 0 || layer > last) {
-            throw Error(ErrorKind::pair, "the drafter taps target layer " + std::to_string(layer) +
-                                             " but the target has layers 0 to " +
-                                             std::to_string(last) +
-                                             "; use a drafter made for this target");
-        }
-    }
-    const int32_t n_vocab = llama_vocab_n_tokens(vocab());
-    const llama_token mask = llama_vocab_mask(llama_model_get_vocab(drafter));
-    if (mask < 0 || mask >= n_vocab) {
-        throw Error(ErrorKind::pair, "the drafter's mask token is " + std::to_string(mask) +
-                                         "; it must be a token of the vocabulary, 0 to " +
-                                         std::to_string(n_vocab - 1));
-    }
-    for (const llama_token id : file.draft_ids) {
-        if (id >= n_vocab) {
-            throw Error(ErrorKind::pair, "the drafter's d2t names token " + std::to_string(id) +
-                                             " but the vocabulary ends at " +
-                                             std::to_string(n_vocab - 1));
-        }
     }
 }
 

@@ -10,7 +10,9 @@
 #include <vector>
 
 #include "drafter_file.h"
+#include "head_tap.h"
 #include "llama-cpp.h"
+#include "model_file.h"
 
 namespace dspark {
 
@@ -24,6 +26,7 @@ struct DecoderConfig {
     int32_t n_threads = 0;         // 0: all cores
     int32_t n_gpu_layers = -1;     // -1: all that fit the backend's own rule
     int32_t max_verify_len = 8;    // draft tokens per sequence and round at most
+    bool chain_in_graph = false;   // leave the Markov chain to llama.cpp in any case
     std::string target_id;         // tells the files' contents from others; a saved sequence
     std::string drafter_id;        // goes back only under the same
 };
@@ -31,7 +34,7 @@ struct DecoderConfig {
 class ModelPair {
   public:
     // Throws Error(value), Error(model) or Error(pair).
-    explicit ModelPair(const DecoderConfig & config);
+    explicit ModelPair(const DecoderConfig & config, const ProgressCall & progress = nullptr);
 
     const llama_vocab * vocab() const { return llama_model_get_vocab(target_); }
     const llama_model * target() const { return target_; }
@@ -39,6 +42,7 @@ class ModelPair {
     llama_context * drafter_ctx() const { return drafter_ctx_.get(); }  // null: no drafter
     const llama_model * drafter() const { return drafter_model_.get(); }
     const DrafterFile * drafter_file() const { return drafter_file_.get(); }
+    HeadTap & head_tap() { return head_tap_; }  // of the drafter's context
 
     // The drafter goes in two steps and comes back in the other order. A step that is done already
     // does nothing; one that fails throws Error(pair) and leaves the steps before it done.
@@ -59,9 +63,8 @@ class ModelPair {
 
   private:
     void check_config(const DecoderConfig & config) const;
-    void load_target(const DecoderConfig & config);
-    void check_pair(const DrafterFile & file, const llama_model * drafter) const;
-    int32_t last_tap() const;
+    void load_target(const DecoderConfig & config, LoadProgress progress);
+    void load_drafter_weights(LoadProgress progress);
     void check_same_drafter(const DrafterFile & file) const;
     void open_drafter_context();
 
@@ -71,6 +74,7 @@ class ModelPair {
     llama_context_ptr target_ctx_;
     std::unique_ptr<DrafterFile> drafter_file_;
     llama_model_ptr drafter_model_;
+    HeadTap head_tap_;
     llama_context_ptr drafter_ctx_;  // refers to target_ctx_: declared after it, freed before it
     bool is_recurrent_ = false;
     std::string no_roll_back_reason_;
@@ -79,7 +83,5 @@ class ModelPair {
     int32_t n_draft_ = 0;          // of the drafter that was loaded first; 0: none yet
     bool has_confidence_ = false;
 };
-
-std::string metadata(const llama_model * model, const char * key);
 
 }  // namespace dspark

@@ -39,7 +39,7 @@ inline void add_token(llama_batch & batch, llama_token token, int32_t pos, int32
     batch.token[row] = token;
 }
 
-// Runs batches and adds up the time spent inside llama.cpp.
+// Runs batches and adds up the time that passes take.
 class PassClock {
   public:
     // Returns llama_decode's code. Waits for the device, so that the time is the pass's own.
@@ -57,6 +57,12 @@ class PassClock {
         last_s_ = elapsed.count();
         total_s_ += last_s_;
         return code;
+    }
+
+    // Adds what belongs to the last pass but was computed outside of llama.cpp.
+    void add(double seconds) {
+        last_s_ += seconds;
+        total_s_ += seconds;
     }
 
     double last_s() const { return last_s_; }

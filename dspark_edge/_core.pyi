@@ -5,7 +5,7 @@ running gets DecodeError. Wrong arguments raise ValueError. Nothing here keeps a
 lists that it is given.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -37,6 +37,7 @@ class DecoderConfig:
     """What a BlockDecoder loads: exactly one of target_path and target_address (a llama_model* that
     the caller keeps alive), and how large its contexts are. n_ctx is per sequence. target_id and
     drafter_id tell the files' contents from others: a saved sequence goes back only under the same.
+    chain_in_graph leaves the drafter's Markov chain to llama.cpp even where the host is faster.
     """
 
     def __init__(
@@ -51,6 +52,7 @@ class DecoderConfig:
         n_threads: int = 0,
         n_gpu_layers: int = -1,
         max_verify_len: int = 8,
+        chain_in_graph: bool = False,
         target_id: str = "",
         drafter_id: str = "",
     ) -> None: ...
@@ -119,7 +121,15 @@ class MemoryUse:
 class BlockDecoder:
     """Raises ModelError (target), PairError (drafter), ValueError (config)."""
 
-    def __init__(self, config: DecoderConfig) -> None: ...
+    def __init__(
+        self, config: DecoderConfig, progress: Callable[[float], bool] | None = None
+    ) -> None:
+        """Loads the models, without the GIL.
+
+        progress: called while files are read, in this thread, with 0..1 of all of them together;
+        False ends the loading with ModelError or PairError, and what it raises is raised here.
+        """
+
     def check_sampling(self, sampling: SamplingConfig) -> None:
         """Raises ValueError when a parameter is out of range or the grammar does not parse."""
 
@@ -257,7 +267,12 @@ class BlockDecoder:
 
     @property
     def decode_s(self) -> float:
-        """Seconds spent inside llama.cpp's passes so far."""
+        """Seconds spent in passes so far, a drafter's chain on the host included."""
+
+    @property
+    def graph_chain_reason(self) -> str:
+        """Why llama.cpp's graph runs the drafter's Markov chain, as far as drafts have shown; "":
+        the host does, in a fraction of the time, or there is no drafter."""
 
     @property
     def n_rebuilds(self) -> int:

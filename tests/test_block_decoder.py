@@ -26,7 +26,7 @@ EPSILON = 1e-3  # logits
 # (test_reference, with f32 caches, holds 1e-4); q8_0 weights cost more.
 CACHE_TOLERANCE, QUANT_TOLERANCE = 2.5e-3, 6e-3
 DRAFT_LEAD = 0.05  # logits: a draft whose lead is below this may differ from the reference's
-N_CANDIDATES = 256  # tokens that get the Markov correction (markov_head.cpp)
+N_CANDIDATES = 256  # tokens that get the correction of the graph's chain (markov_head.cpp)
 PROMPT = [token_id("<|bos|>"), *b"the quick brown fox jumps over"]
 OTHER_PROMPT = [token_id("<|bos|>"), *b"lorem ipsum"]
 MAX_VERIFY_LEN = 7
@@ -87,6 +87,7 @@ def make_decoder(
     n_threads: int = 1,
     max_verify_len: int = MAX_VERIFY_LEN,
     n_batch: int = 64,
+    chain_in_graph: bool = False,
 ) -> _core.BlockDecoder:
     return _core.BlockDecoder(
         _core.DecoderConfig(
@@ -97,6 +98,7 @@ def make_decoder(
             n_threads=n_threads,
             n_batch=n_batch,
             max_verify_len=max_verify_len,
+            chain_in_graph=chain_in_graph,
         )
     )
 
@@ -220,10 +222,15 @@ class Parity:
 
 
 def make_parity(
-    spec: DrafterSpec, target: Path, folder: Path, sampling: _core.SamplingConfig
+    spec: DrafterSpec,
+    target: Path,
+    folder: Path,
+    sampling: _core.SamplingConfig,
+    *,
+    chain_in_graph: bool,
 ) -> Parity:
     path = write_drafter(folder / "drafter.gguf", spec)
-    decoder = make_decoder(target, path)
+    decoder = make_decoder(target, path, chain_in_graph=chain_in_graph)
     start(decoder, sampling)
     return Parity(decoder, DrafterReference(path, target), spec, LlamaReference(target))
 
@@ -236,11 +243,12 @@ def assert_same_confidence(draft: _core.Draft, trace: DraftTrace, spec: DrafterS
     np.testing.assert_allclose(draft.confidence, trace.confidence, atol=tolerance, rtol=0)
 
 
+@pytest.mark.parametrize("chain_in_graph", [False, True], ids=["host", "graph"])
 @pytest.mark.parametrize("spec", DRAFTERS.values(), ids=DRAFTERS.keys())
 def test_greedy_drafts_equal_the_reference_after_each_round(
-    spec: DrafterSpec, tiny_llama: Path, tmp_path: Path
+    spec: DrafterSpec, chain_in_graph: bool, tiny_llama: Path, tmp_path: Path
 ) -> None:
-    parity = make_parity(spec, tiny_llama, tmp_path, sampled(0.0))
+    parity = make_parity(spec, tiny_llama, tmp_path, sampled(0.0), chain_in_graph=chain_in_graph)
     for n_right, n_wrong in ((2, 3), (0, 1), (0, 0), (5, 0), (1, 6), (0, 4)):
         n_past, anchor = parity.feed_reference(), parity.text[-1]
         draft = parity.decoder.draft([0], [anchor])[0]
@@ -254,12 +262,13 @@ def test_greedy_drafts_equal_the_reference_after_each_round(
         parity.advance(n_right, n_wrong)
 
 
+@pytest.mark.parametrize("chain_in_graph", [False, True], ids=["host", "graph"])
 @pytest.mark.parametrize("spec", DRAFTERS.values(), ids=DRAFTERS.keys())
 def test_sampled_drafts_equal_the_reference_over_the_tokens_drawn(
-    spec: DrafterSpec, tiny_llama: Path, tmp_path: Path
+    spec: DrafterSpec, chain_in_graph: bool, tiny_llama: Path, tmp_path: Path
 ) -> None:
     sampling = sampled(1.0, seed=3)
-    parity = make_parity(spec, tiny_llama, tmp_path, sampling)
+    parity = make_parity(spec, tiny_llama, tmp_path, sampling, chain_in_graph=chain_in_graph)
     n_corrected = 0
     for _ in range(6):
         n_past, anchor = parity.feed_reference(), parity.text[-1]
@@ -267,8 +276,9 @@ def test_sampled_drafts_equal_the_reference_over_the_tokens_drawn(
         trace = parity.reference.draft(anchor, n_past, previous=[anchor, *draft.tokens[:-1]])
         greedy = parity.reference.draft(anchor, n_past)
         for slot, token in enumerate(draft.tokens):
-            # The correction reaches the likeliest candidates of the greedy chain's row.
-            floor = np.sort(greedy.logits[slot])[-N_CANDIDATES]
+            # Behind the graph's chain, the likeliest candidates of its row are corrected.
+            n_corrected_columns = N_CANDIDATES if chain_in_graph else len(greedy.logits[slot])
+            floor = np.sort(greedy.logits[slot])[-n_corrected_columns]
             row = np.where(greedy.logits[slot] >= floor, trace.logits[slot], greedy.logits[slot])
             drawn, lead = _core.draw_token(row, sampling, n_past + 1 + slot)
             assert token == drawn or lead < DRAFT_LEAD
