@@ -226,28 +226,31 @@ void bind_records(py::module_ & m) {
              py::arg("grammar") = "", py::arg("n_logprobs") = -1);
 
     py::class_<DecoderConfig>(m, "DecoderConfig")
-        .def(py::init([](std::string target_path, uintptr_t target_address,
-                         std::string drafter_path, int32_t n_ctx, int32_t n_seq, int32_t n_batch,
-                         int32_t n_threads, int32_t n_gpu_layers, int32_t max_verify_len,
-                         bool chain_in_graph, std::string target_id, std::string drafter_id) {
-                 return DecoderConfig{std::move(target_path),
-                                      target_address,
-                                      std::move(drafter_path),
-                                      n_ctx,
-                                      n_seq,
-                                      n_batch,
-                                      n_threads,
-                                      n_gpu_layers,
-                                      max_verify_len,
-                                      chain_in_graph,
-                                      std::move(target_id),
-                                      std::move(drafter_id)};
-             }),
-             py::kw_only(), py::arg("target_path") = "", py::arg("target_address") = 0,
-             py::arg("drafter_path") = "", py::arg("n_ctx") = 4096, py::arg("n_seq") = 4,
-             py::arg("n_batch") = 512, py::arg("n_threads") = 0, py::arg("n_gpu_layers") = -1,
-             py::arg("max_verify_len") = 8, py::arg("chain_in_graph") = false,
-             py::arg("target_id") = "", py::arg("drafter_id") = "");
+        .def(
+            py::init([](std::string target_path, uintptr_t target_address, std::string drafter_path,
+                        int32_t n_ctx, int32_t n_seq, int32_t n_batch, int32_t n_threads,
+                        int32_t n_gpu_layers, int32_t max_verify_len, bool own_cells,
+                        bool chain_in_graph, std::string target_id, std::string drafter_id) {
+                return DecoderConfig{std::move(target_path),
+                                     target_address,
+                                     std::move(drafter_path),
+                                     n_ctx,
+                                     n_seq,
+                                     n_batch,
+                                     n_threads,
+                                     n_gpu_layers,
+                                     max_verify_len,
+                                     own_cells,
+                                     chain_in_graph,
+                                     std::move(target_id),
+                                     std::move(drafter_id)};
+            }),
+            py::kw_only(), py::arg("target_path") = "", py::arg("target_address") = 0,
+            py::arg("drafter_path") = "", py::arg("n_ctx") = 4096, py::arg("n_seq") = 4,
+            py::arg("n_batch") = 512, py::arg("n_threads") = 0, py::arg("n_gpu_layers") = -1,
+            py::arg("max_verify_len") = 8, py::arg("own_cells") = false,
+            py::arg("chain_in_graph") = false, py::arg("target_id") = "",
+            py::arg("drafter_id") = "");
 
     py::class_<DrafterFile>(m, "DrafterFile")
         .def(py::init<const std::string &>(), py::arg("path"))

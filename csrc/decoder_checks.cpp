@@ -72,6 +72,16 @@ void BlockDecoder::check_verify(const std::vector<int32_t> & seq_ids,
         }
         check_tokens(verify_tokens[s]);
         check_room(seq_ids[s], verify_tokens[s].size());
+        // llama.cpp takes runs of neighbours, as far as their lengths agree: rows of the pass would
+        // otherwise stand in another order than those of the batch.
+        if (config_.own_cells && s > 0 &&
+            (seq_ids[s] < seq_ids[s - 1] || verify_tokens[s].size() != verify_tokens[0].size())) {
+            throw Error(
+                ErrorKind::value,
+                "with own_cells, sequences of a pass must be in rising order and have equally "
+                "many tokens; sequence " +
+                    std::to_string(seq_ids[s]) + " is not so");
+        }
     }
 }
 

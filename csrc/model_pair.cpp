@@ -118,8 +118,10 @@ void ModelPair::load_target(const DecoderConfig & config, LoadProgress progress)
     params.n_ubatch = n_batch;
     params.n_seq_max = config.n_seq;
     params.n_outputs_max = std::max(kProfileWidth, config.n_seq * (1 + config.max_verify_len));
-    params.kv_unified = true;  // sequences of unequal verify_len then fit into one micro-batch
-    params.swa_full = true;    // a rewind may reach behind the sliding window, if nobody took it
+    // Sequences of unequal verify_len fit into one micro-batch only where they share the cells;
+    // cells of its own spare a sequence the others' in attention.
+    params.kv_unified = !config.own_cells;
+    params.swa_full = true;  // a rewind may reach behind the sliding window, if nobody took it
     params.n_rs_seq = is_recurrent_ ? config.max_verify_len : 0;
     set_threads(params, config.n_threads);
     const LogCapture log;

@@ -26,6 +26,7 @@ struct DecoderConfig {
     int32_t n_threads = 0;         // 0: all cores
     int32_t n_gpu_layers = -1;     // -1: all that fit the backend's own rule
     int32_t max_verify_len = 8;    // draft tokens per sequence and round at most
+    bool own_cells = false;        // of each sequence: faster where it has one token in each pass
     bool chain_in_graph = false;   // leave the Markov chain to llama.cpp in any case
     std::string target_id;         // tells the files' contents from others; a saved sequence
     std::string drafter_id;        // goes back only under the same

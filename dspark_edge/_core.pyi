@@ -37,6 +37,8 @@ class DecoderConfig:
     """What a BlockDecoder loads: exactly one of target_path and target_address (a llama_model* that
     the caller keeps alive), and how large its contexts are. n_ctx is per sequence. target_id and
     drafter_id tell the files' contents from others: a saved sequence goes back only under the same.
+    own_cells gives each sequence cells of its own: faster where it has one token in each pass. The
+    sequences of a pass must then be in rising order and have equally many tokens.
     chain_in_graph leaves the drafter's Markov chain to llama.cpp even where the host is faster.
     """
 
@@ -52,6 +54,7 @@ class DecoderConfig:
         n_threads: int = 0,
         n_gpu_layers: int = -1,
         max_verify_len: int = 8,
+        own_cells: bool = False,
         chain_in_graph: bool = False,
         target_id: str = "",
         drafter_id: str = "",

@@ -57,6 +57,12 @@ class EngineState:
         """Bytes that llama.cpp has allocated for weights, caches and compute buffers."""
         return self._decoder.memory_use()
 
+    @property
+    def graph_chain_reason(self) -> str:
+        """Why the drafter's Markov chain is left to llama.cpp, slower on a CPU; "" where it
+        is not, or before the first draft."""
+        return self._decoder.graph_chain_reason
+
     # ------------------------------------------------------------ what is going on
 
     @property

@@ -34,6 +34,7 @@ from .speculation import Mode, Speculation
 if TYPE_CHECKING:
     from llama_cpp import Llama
 
+DRAFT_PASS = "host chain"  # how drafts are made: tables timed before that was so are timed anew
 MAX_THREADS = 512
 PROFILE_DEPTH = 256  # tokens in the cache while profiling
 PROFILE_WIDTH = 32  # widest pass that is profiled
@@ -305,6 +306,7 @@ def _cost_key(asked: _Asked, choice: Choice) -> str:
         fingerprint(asked.path) if asked.path else "",
         fingerprint(choice.drafter) if choice.drafter else "",
         str(choice.proposer),
+        DRAFT_PASS,
         llama_cpp.__version__,
         llama_cpp.llama_print_system_info().decode("utf-8", errors="replace"),
         *(device.name for device in device_memory()),

@@ -17,7 +17,14 @@ LAYERS = [1, 3]
 TOLERANCE = 0.05  # f16 caches; values of one layer and the next differ by about 1
 
 
-def make_decoder(target: Path, *, drafter: str = "", n_seq: int = 2) -> BlockDecoder:
+def make_decoder(
+    target: Path,
+    *,
+    drafter: str = "",
+    n_seq: int = 2,
+    own_cells: bool = False,
+    max_verify_len: int = 0,
+) -> BlockDecoder:
     return BlockDecoder(
         DecoderConfig(
             target_path=str(target),
@@ -25,7 +32,8 @@ def make_decoder(target: Path, *, drafter: str = "", n_seq: int = 2) -> BlockDec
             n_ctx=64,
             n_seq=n_seq,
             n_threads=1,
-            max_verify_len=0,
+            max_verify_len=max_verify_len,
+            own_cells=own_cells,
         )
     )
 
@@ -62,6 +70,33 @@ def test_a_pass_over_two_sequences_gives_a_row_of_each_in_their_order(tiny_llama
         expected_features, expected_hidden = reference_rows(tiny_llama, prompt)
         np.testing.assert_allclose(features[row], expected_features[-1], atol=TOLERANCE)
         np.testing.assert_allclose(hidden[row], expected_hidden[-1], atol=TOLERANCE)
+
+
+def test_sequences_with_cells_of_their_own_see_the_same(tiny_llama: Path) -> None:
+    """With a gap between their numbers too: llama.cpp then makes a pass of each run of them."""
+    prompts = {0: PROMPT, 1: PROMPT[2:], 3: PROMPT[:4]}
+    decoder = make_decoder(tiny_llama, n_seq=4, own_cells=True)
+    decoder.tap(LAYERS)
+    for seq_id, prompt in prompts.items():
+        decoder.open_sequence(seq_id, SamplingConfig())
+        decoder.prefill(seq_id, prompt[:-1])
+    decoder.verify(list(prompts), [[prompt[-1]] for prompt in prompts.values()])
+    features, hidden = decoder.tapped_rows()
+    for row, prompt in enumerate(prompts.values()):
+        expected_features, expected_hidden = reference_rows(tiny_llama, prompt)
+        np.testing.assert_allclose(features[row], expected_features[-1], atol=TOLERANCE)
+        np.testing.assert_allclose(hidden[row], expected_hidden[-1], atol=TOLERANCE)
+
+
+def test_with_cells_of_their_own_passes_are_in_rising_order_and_even(tiny_llama: Path) -> None:
+    """llama.cpp would give the rows of another order."""
+    decoder = make_decoder(tiny_llama, n_seq=3, own_cells=True, max_verify_len=1)
+    for seq_id in range(3):
+        decoder.open_sequence(seq_id, SamplingConfig())
+        decoder.prefill(seq_id, PROMPT)
+    for seq_ids, tokens in (([1, 0, 2], [[5]] * 3), ([0, 1, 2], [[5, 6], [5], [5]])):
+        with pytest.raises(ValueError, match="in rising order and have equally many tokens"):
+            decoder.verify(seq_ids, tokens)
 
 
 def test_tapping_changes_no_token(tiny_llama: Path) -> None:

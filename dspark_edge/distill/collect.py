@@ -37,6 +37,7 @@ class Collector:
                 n_batch=max(512, settings.n_seq),
                 n_threads=n_threads,
                 max_verify_len=0,
+                own_cells=True,
             )
         )
         self._decoder.tap(list(shape.taps))

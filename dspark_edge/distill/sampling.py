@@ -64,6 +64,7 @@ def sample(
                     running[seq_id] = _begin(decoder, seq_id, job)
             if not running:
                 return
+            running = dict(sorted(running.items()))  # cells of their own ask for rising order
             _round(decoder, running)
             if is_over():
                 yield from (reply for reply in running.values() if reply.job.is_tapped)
