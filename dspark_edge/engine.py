@@ -11,7 +11,6 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING
 
 from ._core import SamplingConfig
@@ -27,7 +26,7 @@ from .rounds import Rounds
 from .sequence import Chunk, Request, SamplingParams
 from .speculation import Mode
 from .stream import Stream
-from .trace import TraceHeader, TraceWriter
+from .trace import TraceWriter
 from .turns import Turns
 
 if TYPE_CHECKING:
@@ -92,7 +91,6 @@ class Engine(EngineState):
         self._rounds = Rounds(loaded, self._intake, self._outbox)
         self._turns = Turns()
         self._to_abort: deque[int] = deque()  # for the next boundary between rounds
-        self._is_closed = False
 
     # ------------------------------------------------------------ requests
 
@@ -128,7 +126,8 @@ class Engine(EngineState):
 
     def check(self, params: SamplingParams) -> None:
         """Raises ValueError when a parameter is out of range, or a grammar does not parse."""
-        self._intake.check(params)
+        self._refuse_if_closed()
+        self._intake.sampling(params)
 
     def step(self) -> list[Chunk]:
         """Admits what fits, evaluates at most one chunk of a prompt, runs one round.
@@ -154,25 +153,24 @@ class Engine(EngineState):
     @property
     def is_idle(self) -> bool:
         """Whether no request is queued or running."""
-        return self._rounds.is_idle
+        return self._is_closed or self._rounds.is_idle
 
     def close(self) -> None:
-        """Frees the models; queued and running requests end without a chunk."""
-        self._is_closed = True
-        self._rounds.forget()
-        self._decoder.close()
-        if self._rounds.trace is not None:
-            self._rounds.trace.close()
+        """Frees the models; queued and running requests end without a chunk.
+
+        Waits for the end of the round that another thread runs. Later calls raise ValueError, but
+        for those to close it again, to abort, and to ask how things are.
+        """
+        self._is_closed = True  # before waiting, so that no other round begins
+        with self._turns.after_the_round():
+            self._rounds.forget()
+            self._decoder.close()
+            self._end_trace()
 
     def __enter__(self) -> Engine:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     # ------------------------------------------------------------ text and tokens
@@ -182,10 +180,12 @@ class Engine(EngineState):
 
         Raises ValueError when the text is not Unicode (lone surrogates).
         """
+        self._refuse_if_closed()
         return self._intake.tokenize(text, add_special=add_special)
 
     def token_bytes(self, token: int) -> bytes:
         """Bytes of a token of this model; control tokens have none."""
+        self._refuse_if_closed()
         return self._intake.token_bytes(token)
 
     def render(self, messages: Sequence[Mapping[str, object]]) -> str:
@@ -193,6 +193,7 @@ class Engine(EngineState):
 
         Raises ValueError (bad messages) and ModelError (the model has no template).
         """
+        self._refuse_if_closed()
         return self._intake.render(messages)
 
     # ------------------------------------------------------------ caches as bytes
@@ -238,6 +239,7 @@ class Engine(EngineState):
         drafting after speculation="off" or without a proposer, "auto" after "always".
         """
         with self._turns.after_the_round():
+            self._refuse_if_closed()
             self._speculation.switch(mode)
 
     def trace_to(self, path: str | Path) -> None:
@@ -245,24 +247,19 @@ class Engine(EngineState):
 
         Raises ValueError when the file cannot be written.
         """
-        trace = TraceWriter(path)
-        self.stop_trace()
-        self._rounds.trace = trace
-        self._speculation.recorder = RoundRecorder()
-        trace.write(
-            TraceHeader(
-                target=self.target_name,
-                drafter=self.drafter_name,
-                n_ctx=self.n_ctx,
-                n_seq=self._decoder.n_seq,
-                block=self._speculation.n_proposed_max,
-                mode=self._speculation.mode,
-                cost=self._speculation.cost.to_json(),
-            )
-        )
+        with self._turns.after_the_round():
+            self._refuse_if_closed()
+            trace = TraceWriter(path)
+            self._end_trace()
+            trace.write(self._trace_header())
+            self._rounds.trace, self._speculation.recorder = trace, RoundRecorder()
 
     def stop_trace(self) -> None:
         """Ends the trace, if there is one, and closes its file."""
+        with self._turns.after_the_round():
+            self._end_trace()
+
+    def _end_trace(self) -> None:
         if self._rounds.trace is not None:
             self._rounds.trace.close()
         self._rounds.trace = self._speculation.recorder = None
@@ -270,6 +267,7 @@ class Engine(EngineState):
     # ------------------------------------------------------------ turns
 
     def _request(self, prompt: str | Sequence[int], params: SamplingParams | None) -> Request:
+        self._refuse_if_closed()
         request = self._intake.request(prompt, params)
         self._refuse_if_busy(request.tokens)
         return request
@@ -278,7 +276,8 @@ class Engine(EngineState):
         if self._governor is None:
             return
         with self._turns.if_between_rounds() as is_between:
-            if is_between:  # otherwise a round runs, which looks by itself
+            # Otherwise a round runs, which looks by itself, or another thread closes.
+            if is_between and not self._is_closed:
                 self._rounds.look()
         retry_s = self._governor.retry_s()
         if retry_s is not None and not self._rounds.slots.is_known(tokens):
@@ -288,10 +287,6 @@ class Engine(EngineState):
                 "running conversation",
                 retry_s=retry_s,
             )
-
-    def _refuse_if_closed(self) -> None:
-        if self._is_closed:
-            raise ValueError("the engine is closed; make a new one")
 
     def _work(self) -> None:
         # A pass and what it gained belong together: Ctrl-C waits for the end of the round.
@@ -303,8 +298,6 @@ class Engine(EngineState):
     def _end_stream(self, request_id: int) -> None:
         # Possibly called by the garbage collector, in the middle of a round.
         self._outbox.close_stream(request_id)
-        if self._is_closed:
-            return
         with self._turns.if_between_rounds() as is_between:
             if is_between:
                 self._carry_out_aborts()

@@ -9,6 +9,7 @@ from ._core import MemoryUse
 from .loading import Identity, Loaded
 from .pressure import Action
 from .speculation import Mode
+from .trace import TraceHeader
 
 
 class EngineState:
@@ -20,6 +21,7 @@ class EngineState:
         self._speculation = loaded.speculation
         self._governor = loaded.governor
         self._n_ctx = loaded.decoder.n_ctx  # kept: a closed decoder says nothing
+        self._is_closed = False
 
     # ------------------------------------------------------------ what is loaded
 
@@ -55,6 +57,7 @@ class EngineState:
 
     def memory_use(self) -> MemoryUse:
         """Bytes that llama.cpp has allocated for weights, caches and compute buffers."""
+        self._refuse_if_closed()
         return self._decoder.memory_use()
 
     @property
@@ -88,3 +91,18 @@ class EngineState:
     def acceptance_by_position(self) -> list[tuple[int, int]]:
         """(n_right, n_observed) per draft position, given that the positions before were right."""
         return self._speculation.acceptance_by_position
+
+    def _refuse_if_closed(self) -> None:
+        if self._is_closed:
+            raise ValueError("the engine is closed; make a new one")
+
+    def _trace_header(self) -> TraceHeader:
+        return TraceHeader(
+            target=self.target_name,
+            drafter=self.drafter_name,
+            n_ctx=self.n_ctx,
+            n_seq=self._decoder.n_seq,
+            block=self._speculation.n_proposed_max,
+            mode=self._speculation.mode,
+            cost=self._speculation.cost.to_json(),
+        )

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from functools import cache
 from operator import index
 
-from ._core import BlockDecoder
+from ._core import BlockDecoder, SamplingConfig
 from .errors import ContextFullError
 from .lookup import LookupDrafter
 from .prompt import ChatTemplate
@@ -25,16 +25,15 @@ from .text import TextStream
 class Intake:
     """A decoder's vocabulary, chat template and limits. Threads may use it while a round runs.
 
-    n_ctx: tokens one sequence can hold. end_tokens: the model's own. token_bytes: bytes of a token;
-    control tokens have none.
+    n_ctx: tokens one sequence can hold. token_bytes: bytes of a token; control tokens have none.
     """
 
     __slots__ = (
         "_decoder",
+        "_end_tokens",
         "_ids",
         "_speculation",
         "_template",
-        "end_tokens",
         "n_ctx",
         "token_bytes",
     )
@@ -45,7 +44,7 @@ class Intake:
         self._template: ChatTemplate | None = None
         self._ids = itertools.count()
         self.n_ctx = decoder.n_ctx
-        self.end_tokens = frozenset(decoder.eog_tokens)
+        self._end_tokens = frozenset(decoder.eog_tokens)
         self.token_bytes = cache(decoder.token_bytes)
 
     def tokenize(self, text: str, *, add_special: bool = True) -> list[int]:
@@ -70,27 +69,31 @@ class Intake:
             return ""
         return self._decoder.token_bytes(token, special=True).decode("utf-8", errors="replace")
 
-    def check(self, params: SamplingParams, *, seed: int = 0) -> None:
-        """Raises ValueError when a parameter is out of range, or a grammar does not parse."""
-        self._decoder.check_sampling(sampling_config(params, seed=seed, end_tokens=self.end_tokens))
+    def sampling(self, params: SamplingParams, *, seed: int = 0) -> SamplingConfig:
+        """The parameters as the core takes them.
+
+        Raises ValueError when one is out of range, or a grammar does not parse.
+        """
+        sampling = sampling_config(params, seed=seed, end_tokens=self._end_tokens)
+        self._decoder.check_sampling(sampling)
+        return sampling
 
     def request(self, prompt: str | Sequence[int], params: SamplingParams | None) -> Request:
         """A new request, checked; raises as Engine.add, but for pressure."""
         params = params or SamplingParams()
         tokens = self._prompt_tokens(prompt)
         seed = params.seed if params.seed is not None else secrets.randbits(63)
-        request = Request(
+        return Request(
             id=next(self._ids),
             tokens=tokens,
             params=params,
-            end_tokens=frozenset() if params.ignore_eos else self.end_tokens,
+            sampling=self.sampling(params, seed=seed),
+            end_tokens=frozenset() if params.ignore_eos else self._end_tokens,
             stats=Stats(seed=seed, n_prompt=len(tokens)),
             text=TextStream(params.stop),
             started_s=time.perf_counter(),
             lookup=LookupDrafter() if self._speculation.looks_up else None,
         )
-        self.check(params, seed=seed)
-        return request
 
     def _prompt_tokens(self, prompt: str | Sequence[int]) -> list[int]:
         if isinstance(prompt, bytes):

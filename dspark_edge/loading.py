@@ -26,7 +26,7 @@ from .errors import PairError
 from .files import fingerprint
 from .governor import Governor
 from .models import target_path
-from .models.memory_estimate import Setting
+from .models.memory_estimate import MIN_BATCH, Setting
 from .models.memory_plan import plan_load
 from .pressure import Limits
 from .speculation import Mode, Speculation
@@ -211,7 +211,7 @@ def _decoder(asked: _Asked, choice: Choice) -> BlockDecoder:
             drafter_path=str(choice.drafter or ""),
             n_ctx=asked.n_ctx,
             n_seq=asked.n_seq,
-            n_batch=max(512, asked.n_seq * (1 + n_max)),
+            n_batch=max(MIN_BATCH, asked.n_seq * (1 + n_max)),
             n_threads=asked.n_threads,
             n_gpu_layers=asked.n_gpu_layers,
             max_verify_len=n_max,

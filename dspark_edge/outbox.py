@@ -56,13 +56,12 @@ class Outbox:
 
     def close_stream(self, request_id: int) -> None:
         """The iterator is gone. Possibly the garbage collector says so, amid a round."""
+        # A round that runs goes on speaking to it: what it says is for nobody else.
         self._gone.append(request_id)
-        self._streams.pop(request_id, None)
 
     def silence_gone(self) -> Iterator[int]:
-        """Requests whose iterator is gone, for the caller to end: they say nothing any more."""
+        """Requests whose iterator is gone, for the caller to end before it asks for the next."""
         while self._gone:
             request_id = self._gone.pop()
-            self._streams[request_id] = deque()
             yield request_id
-            del self._streams[request_id]
+            self._streams.pop(request_id, None)

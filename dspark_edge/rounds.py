@@ -16,8 +16,7 @@ from .errors import DecodeError
 from .intake import Intake
 from .loading import Loaded
 from .outbox import Outbox
-from .sampling import sampling_config
-from .sequence import Request, TokenLogprob
+from .sequence import FinishReason, Request, TokenLogprob
 from .slots import Slot, SlotTable, n_common
 from .trace import TraceEvent, TraceWriter
 
@@ -93,10 +92,7 @@ class Rounds:
         """Ends a request with a last chunk. False when it had ended already."""
         for request in self._queue.copy():  # other threads may add to it
             if request.id == request_id:
-                self._queue.remove(request)
-                self._unfinished.discard(request_id)
-                request.finish_reason = "abort"
-                self._outbox.put(request, "", ())
+                self._end_queued(request, "abort")
                 return True
         for slot, request in self.slots.running:
             if request.id == request_id:
@@ -116,14 +112,18 @@ class Rounds:
 
     def _admit(self) -> None:
         while self._queue and self.slots.has_free():
-            request = self._queue.popleft()
-            slot, n_keep = self.slots.admit(request)
-            config = sampling_config(
-                request.params, seed=request.stats.seed, end_tokens=self._intake.end_tokens
-            )
-            self._decoder.open_sequence(slot.seq_id, config)
-            del slot.cached[self._decoder.rewind(slot.seq_id, n_keep) :]
+            request = self._queue[0]
+            slot, n_keep = self.slots.best(request)
+            try:
+                self._decoder.open_sequence(slot.seq_id, request.sampling)
+                del slot.cached[self._decoder.rewind(slot.seq_id, n_keep) :]
+            except Exception as error:  # whatever it is, the other requests go on
+                slot.cached.clear()
+                self._end_queued(request, "error", str(error) or type(error).__name__)
+                continue
             request.stats.n_reused = len(slot.cached)
+            self.slots.admit(slot, request)
+            self._queue.popleft()
 
     def _prefill_one(self) -> None:
         running = self.slots.running
@@ -251,6 +251,12 @@ class Rounds:
             self._fail(slot, request, verdict.error)
 
     # ------------------------------------------------------------ ends and failures
+
+    def _end_queued(self, request: Request, reason: FinishReason, error: str = "") -> None:
+        self._queue.remove(request)
+        self._unfinished.discard(request.id)
+        request.finish_reason = reason
+        self._outbox.put(request, "", (), error=error)
 
     def _fail(self, slot: Slot, request: Request, error: str) -> None:
         request.finish_reason = "error"

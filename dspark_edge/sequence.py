@@ -9,11 +9,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from .ledger import DraftLedger
 from .lookup import LookupDrafter
 from .text import TextStream
+
+if TYPE_CHECKING:
+    from ._core import SamplingConfig
 
 FinishReason = Literal["stop", "length", "context_full", "abort", "error"]
 
@@ -146,11 +149,13 @@ class Request:
     """A request and the sequence that it runs on.
 
     tokens: prompt and reply so far. All but the last are or will be in the cache of `seq_id`.
+    sampling: params as the core takes them.
     """
 
     id: int
     tokens: list[int]
     params: SamplingParams
+    sampling: SamplingConfig
     end_tokens: frozenset[int]
     stats: Stats
     text: TextStream

@@ -57,8 +57,8 @@ class SlotTable:
         prompts = [slot.prompt for slot in self._slots if slot.prompt]
         return any(n_common(p, tokens) >= max(1, len(p) - PROMPT_END) for p in prompts)
 
-    def admit(self, request: Request) -> tuple[Slot, int]:
-        """Gives the request a free slot, and how many of its first tokens that slot has cached.
+    def best(self, request: Request) -> tuple[Slot, int]:
+        """The free slot to give the request, and how many of its first tokens are cached there.
 
         The slot whose cache gains most over what is cut off is taken, so that a begin token in
         common costs no other conversation its cache; the least recently used among equals. The
@@ -70,11 +70,14 @@ class SlotTable:
             return max(2 * n_common(slot.cached, request.tokens) - len(slot.cached), 0)
 
         slot = max(free, key=lambda s: (gain(s), -s.used_at))
+        return slot, min(n_common(slot.cached, request.tokens), request.n_past)
+
+    def admit(self, slot: Slot, request: Request) -> None:
+        """The request runs on that slot from now on."""
         self._n_admitted += 1
         slot.used_at, slot.request, slot.prompt = self._n_admitted, request, request.tokens[:]
         request.seq_id = slot.seq_id
         self.running.append((slot, request))
-        return slot, min(n_common(slot.cached, request.tokens), request.n_past)
 
     def holding(self, tokens: Sequence[int]) -> Slot | None:
         """The idle slot that has most of these tokens at its start; None when none has any."""

@@ -149,8 +149,10 @@ class Speculation:
 
     @property
     def acceptance_by_position(self) -> list[tuple[int, int]]:
-        """(n_right, n_observed) per draft position, given that the positions before were right."""
-        self._settle()
+        """(n_right, n_observed) per draft position, given that the positions before were right.
+
+        The last rounds may be missing until the request ends: threads may ask while rounds run.
+        """
         if self.proposer == "lookup":
             return self._survival.lookup_acceptance_by_position
         return self._survival.acceptance_by_position[: self._n_max]

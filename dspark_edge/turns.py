@@ -15,11 +15,12 @@ from .errors import DecodeError
 class Turns:
     """The two locks of an engine."""
 
-    __slots__ = ("_round", "_state")
+    __slots__ = ("_round", "_state", "_worker")
 
     def __init__(self) -> None:
         self._round = threading.Lock()  # held by the thread that runs a round
         self._state = threading.Lock()  # held by it too, and shortly by those that abort or add
+        self._worker: int | None = None  # the thread that has the first
 
     @contextmanager
     def alone(self) -> Iterator[None]:
@@ -27,14 +28,21 @@ class Turns:
         if not self._round.acquire(blocking=False):
             raise DecodeError("the engine is in use by another thread; take turns")
         try:
+            self._worker = threading.get_ident()
             with self._state:
                 yield
         finally:
+            self._worker = None
             self._round.release()
 
     @contextmanager
     def after_the_round(self) -> Iterator[None]:
-        """Waits for the end of the round that runs; none begins before this block's end."""
+        """Waits for the end of the round that runs; none begins before this block's end.
+
+        Raises DecodeError amid a round of the caller's own thread, e.g. in a signal handler.
+        """
+        if self._worker == threading.get_ident():
+            raise DecodeError("a round of this very thread is running; call this behind it")
         with self._state:
             yield
 

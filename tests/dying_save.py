@@ -1,18 +1,20 @@
 """Saves one session over and over in children that are killed; prints what was left, as JSON.
 
 Run by test_sessions. Each child saves version after version; each version says its number in every
-part. Two ways to die: at the n-th call that changes the disk, and after a random time.
+part. Two ways to die: by its own hand at the n-th call that changes the disk, and by another's,
+anywhere, after a random number of calls of any kind.
 """
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import random
 import signal
 import sys
-import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -68,13 +70,13 @@ def version_of(store: SessionStore) -> int:
     return engine.loaded
 
 
-def dying_at(step: int, count: list[int]) -> None:
+def dying_at(step: int) -> None:
     """From now on the step-th call that changes the disk is the process's last act, or nearly."""
+    steps = itertools.count(1)
 
     def wrap(call: Callable[..., Any]) -> Callable[..., Any]:
         def wrapped(*args: Any, **options: Any) -> Any:
-            count[0] += 1
-            if count[0] == step:
+            if next(steps) == step:
                 os.kill(os.getpid(), signal.SIGKILL)
             return call(*args, **options)
 
@@ -82,6 +84,16 @@ def dying_at(step: int, count: list[int]) -> None:
 
     for name in STEPS:
         setattr(os, name, wrap(getattr(os, name)))
+
+
+def telling(mouth: int) -> None:
+    """From now on the process writes a C into the pipe before each call of something in C."""
+
+    def tell(frame: object, event: str, arg: object) -> None:
+        if event == "c_call":
+            os.write(mouth, b"C")
+
+    sys.setprofile(tell)
 
 
 def child(work: Callable[[], None]) -> int:
@@ -104,7 +116,7 @@ def die_at_each_step(store: SessionStore) -> dict[str, list[int]]:
         save(store, Versions(), step)
 
         def work(step: int = step, version: int = version) -> None:
-            dying_at(step, [0])
+            dying_at(step)
             save(store, Versions(), version)
 
         _, status = os.waitpid(child(work), 0)
@@ -115,24 +127,55 @@ def die_at_each_step(store: SessionStore) -> dict[str, list[int]]:
     raise AssertionError("saving never ends")
 
 
+def killed_when(is_enough: Callable[[bytes], bool], store: SessionStore, first: int) -> bytes:
+    """A child saves version after version and is killed from outside. Returns what it told.
+
+    C: it was about to call something in C. S: another version was saved.
+    """
+    ear, mouth = os.pipe()
+
+    def work() -> None:
+        os.close(ear)
+        telling(mouth)
+        engine = Versions()
+        for version in itertools.count(first):
+            save(store, engine, version)
+            os.write(mouth, b"S")
+
+    pid = child(work)
+    os.close(mouth)
+    heard = b""
+    while not is_enough(heard):
+        more = os.read(ear, 16)
+        assert more, "the child died by itself"
+        heard += more
+    os.kill(pid, signal.SIGKILL)
+    _, status = os.waitpid(pid, 0)
+    os.close(ear)
+    assert os.WIFSIGNALED(status)
+    return heard
+
+
+def has_length(n: int, heard: bytes) -> bool:
+    return len(heard) >= n
+
+
 def die_at_random(store: SessionStore) -> dict[str, int]:
+    """Children are killed wherever they are once they have come far enough.
+
+    Far enough is a random number of calls, of up to three versions. On a loaded machine they come
+    farther before the kill takes effect; nothing here depends on that.
+    """
     draw = random.Random(0)
+    version = version_of(store)
+    n_calls = killed_when(lambda heard: b"S" in heard, store, version + 1).index(b"S")
     version = version_of(store)
     n_advanced = 0
     for _ in range(N_RANDOM):
-
-        def work(first: int = version + 1) -> None:
-            engine = Versions()
-            for later in range(first, first + 10_000):
-                save(store, engine, later)
-
-        pid = child(work)
-        time.sleep(draw.uniform(0.002, 0.03))
-        os.kill(pid, signal.SIGKILL)
-        _, status = os.waitpid(pid, 0)
-        assert os.WIFSIGNALED(status)
+        n = draw.randint(1, 3 * n_calls)
+        heard = killed_when(partial(has_length, n), store, version + 1)
         left = version_of(store)
-        assert left >= version
+        assert left >= version + heard.count(b"S")  # what was saved stays saved
         n_advanced += left > version
         version = left
     return {"n_random": N_RANDOM, "n_advanced": n_advanced}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import zlib
 from collections.abc import Callable, Sequence
 from itertools import zip_longest
@@ -758,103 +757,44 @@ def test_an_interrupted_iterator_aborts_its_request() -> None:
     assert list(stream) == []
 
 
-def test_a_second_thread_is_told_to_take_turns() -> None:
-    decoder = FakeDecoder()
+class Refusing(FakeDecoder):
+    """Fails in a call about one sequence."""
+
+    refused: str = ""  # the call
+
+    def open_sequence(self, seq_id: int, sampling: object) -> None:
+        self._refuse("open_sequence", seq_id)
+        FakeDecoder.open_sequence(self, seq_id, sampling)
+
+    def rewind(self, seq_id: int, n_keep: int) -> int:
+        self._refuse("rewind", seq_id)
+        return FakeDecoder.rewind(self, seq_id, n_keep)
+
+    def _refuse(self, call: str, seq_id: int) -> None:
+        if self.refused == call and seq_id == 1:
+            raise MemoryError(f"no memory for {call}")
+
+
+@pytest.mark.parametrize("call", ["open_sequence", "rewind"])
+def test_a_sequence_that_cannot_be_opened_ends_only_its_request(call: str) -> None:
+    decoder = Refusing(n_seq=2)
     engine = engine_on(decoder)
-    errors: list[str] = []
-
-    def come_in() -> None:
-        try:
-            engine.step()
-        except DecodeError as error:
-            errors.append(str(error))
-
-    decoder.after = come_in  # in the middle of a pass
-    assert ids_of(run(engine, PROMPT, params(5))) == continuation(PROMPT, 5)
-    assert errors == ["the engine is in use by another thread; take turns"]
-
-
-def in_another_thread(call: Callable[[], object]) -> object:
-    """What the call gives, or raises, in a thread of its own."""
-    results: list[object] = []
-
-    def work() -> None:
-        try:
-            results.append(call())
-        except DecodeError as error:
-            results.append(error)
-
-    worker = threading.Thread(target=work)
-    worker.start()
-    worker.join()
-    return results[0]
-
-
-def test_a_second_thread_can_abort_while_a_round_runs() -> None:
-    decoder = FakeDecoder()
-    engine = engine_on(decoder)
-    running, other = engine.add(PROMPT, params(100)), engine.add([3, 4], params(20))
-    answers: list[object] = []
-
-    def abort_both() -> None:  # in the middle of a pass: what runs, and what never was
-        if not answers:
-            answers.append(in_another_thread(lambda: engine.abort(running)))
-            answers.append(in_another_thread(lambda: engine.abort(99)))
-
-    decoder.after = abort_both
+    running = engine.add(PROMPT, params(60))
     chunks = engine.step()
-    assert answers == [True, False]
-    assert {c.finish_reason for c in chunks} == {None}  # that round still counts
-    n_said = len(ids_of(chunks, running))
-    chunks += drain(engine)
-    assert len(ids_of(chunks, running)) == n_said
-    assert [c.finish_reason for c in chunks if c.request_id == running][-1] == "abort"
-    assert ids_of(chunks, other) == continuation([3, 4], 20)
-    assert in_another_thread(lambda: engine.abort(running)) is False
-
-
-def test_an_abort_of_a_request_that_ends_in_this_very_round_does_no_harm() -> None:
-    decoder = FakeDecoder(n_seq=1)
-    engine = engine_on(decoder, "off", None)
-    ending, queued = engine.add(PROMPT, params(1)), engine.add([3, 4], params(5))
-    decoder.after = lambda: in_another_thread(lambda: engine.abort(ending))
-    chunks = engine.step()
-    decoder.after = lambda: None
-    chunks += drain(engine)
-    assert [c.finish_reason for c in chunks if c.request_id == ending] == ["length"]
-    assert ids_of(chunks, queued) == continuation([3, 4], 5)
-
-
-def test_requests_added_and_aborted_by_another_thread_while_rounds_run() -> None:
-    engine = engine_on(FakeDecoder(n_seq=3, n_ctx=1 << 20))
-    wanted: dict[int, list[int]] = {}
-    aborted: list[int] = []
-
-    def ask() -> None:
-        for n in range(300):
-            prompt = [n % 256, n // 256, 7]
-            wanted[engine.add(prompt, params(5))] = prompt
-            if n % 3 == 0:
-                request = engine.add([9, n % 256], params(1 << 19))
-                assert engine.abort(request)
-                aborted.append(request)
-
-    chunks: list[Chunk] = []
-    asking = threading.Thread(target=ask)
-    asking.start()
-    while asking.is_alive() or not engine.is_idle:
-        chunks += engine.step()
-    asking.join()
+    decoder.refused = call
+    bad = engine.add([1, 2], params(20))
     chunks += engine.step()
-    said: dict[int, list[int]] = {request: [] for request in (*wanted, *aborted)}
-    reasons: dict[int, str | None] = {}
-    for chunk in chunks:
-        said[chunk.request_id] += chunk.token_ids
-        reasons[chunk.request_id] = chunk.finish_reason
-    assert len(wanted) == 300
-    assert all(said[r] == continuation(prompt, 5) for r, prompt in wanted.items())
-    assert {reasons[r] for r in wanted} == {"length"}
-    assert {reasons[r] for r in aborted} == {"abort"}
+    decoder.refused = ""
+    later = engine.add([3, 4], params(20))
+    chunks += engine.step()
+    chunks += engine.step()
+    assert ids_of(chunks, later)  # beside the running one: the slot was given back
+    chunks += drain(engine)
+    ends = {c.request_id: (c.finish_reason, c.error) for c in chunks if c.finish_reason}
+    assert ends.pop(bad) == ("error", f"no memory for {call}")
+    assert ends == {running: ("length", ""), later: ("length", "")}
+    assert ids_of(chunks, running) == continuation(PROMPT, 60)
+    assert ids_of(chunks, later) == continuation([3, 4], 20)
 
 
 # ---------------------------------------------------------------- seeds and parameters
@@ -872,10 +812,22 @@ def test_a_given_seed_reaches_the_sampler_and_the_statistics(
 ) -> None:
     seen: list[int] = []
     make: Callable[..., object] = lambda params, *, seed, end_tokens: seen.append(seed)  # noqa: E731
-    monkeypatch.setattr("dspark_edge.rounds.sampling_config", make)
+    monkeypatch.setattr("dspark_edge.intake.sampling_config", make)
     stats = run(engine_on(FakeDecoder()), PROMPT, SamplingParams(seed=77, max_tokens=2))[-1].stats
     assert stats.seed == 77
-    assert set(seen) == {77}
+    assert seen == [77]
+
+
+def test_a_json_schema_is_converted_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    schemas: list[str] = []
+
+    def convert(schema: str) -> str:
+        schemas.append(schema)
+        return 'root ::= "a"'
+
+    monkeypatch.setattr("dspark_edge.sampling.json_schema_to_gbnf", convert)
+    run(engine_on(FakeDecoder()), PROMPT, SamplingParams(json_schema="{}", max_tokens=2))
+    assert schemas == ["{}"]
 
 
 @pytest.mark.parametrize(

@@ -183,13 +183,14 @@ def test_the_drafters_context_is_sized_to_its_need(tiny_llama: Path, tiny_drafte
     assert context_bytes <= 768 * per_token
 
 
-def test_the_setting_batches_as_the_loader_does(tiny_llama: Path) -> None:
+@pytest.mark.parametrize("n_seq", [1, 70])  # the smallest batch there is, and a larger one
+def test_the_setting_batches_as_the_loader_does(tiny_llama: Path, n_seq: int) -> None:
     # Another batch means other compute buffers than those planned for.
     with Engine(
-        tiny_llama, drafter="lookup", n_ctx=64, n_seq=70, n_threads=1, speculation="always"
+        tiny_llama, drafter="lookup", n_ctx=64, n_seq=n_seq, n_threads=1, speculation="always"
     ) as e:
         decoder = e._decoder
-        setting = Setting(n_ctx=64, n_seq=70, max_verify_len=decoder.max_verify_len)
+        setting = Setting(n_ctx=64, n_seq=n_seq, max_verify_len=decoder.max_verify_len)
         assert decoder.n_batch == setting.n_batch
 
 

@@ -274,7 +274,7 @@ def test_a_process_killed_while_saving_leaves_the_old_session_or_the_new_one(
     assert left["gained"] == sorted(left["gained"])
     assert set(left["gained"]) == {0, 1}
     assert len(left["gained"]) > 10
-    assert left["n_advanced"] > left["n_random"] // 10
+    assert left["n_advanced"] > left["n_random"] // 2  # most were far enough for a version more
     # What killed processes left is gone once it is old and the session is saved again.
     for file in (store.folder / "chat").iterdir():
         os.utime(file, (0, 0))

@@ -19,6 +19,7 @@ from fake_decoder import (
 )
 
 from dspark_edge import SamplingParams, Stats
+from dspark_edge._core import SamplingConfig
 from dspark_edge.cost import CostTable
 from dspark_edge.lookup import LookupDrafter
 from dspark_edge.sequence import Request
@@ -36,6 +37,7 @@ def request_of(
         id=seq_id,
         tokens=list(tokens),
         params=SamplingParams(max_tokens=max_tokens),
+        sampling=SamplingConfig(),
         end_tokens=frozenset(),
         stats=Stats(),
         text=TextStream(),
@@ -281,6 +283,7 @@ def test_a_silent_drafter_is_turned_off_after_50_rounds_with_a_warning() -> None
 def test_acceptance_by_position_counts_what_the_text_says_of_each_draft() -> None:
     simulation = Simulation(FakeDecoder(target=letters, n_draft=4), FLAT, "always")
     simulation.run(50)
+    simulation.speculation.finish(simulation.request)
     by_position = simulation.speculation.acceptance_by_position
     assert by_position == [(10, 10)] * 4
 
@@ -291,6 +294,7 @@ def test_draft_tokens_that_were_not_verified_are_learned_from_too() -> None:
     speculation = speculation_on(decoder_of([request], decoder), verify_len=0)
     speculation.plan([request], 512, 512)
     speculation.learn(request, len(request.tokens), oracle(letters)(request.tokens, 4))
+    speculation.finish(request)
     assert speculation.acceptance_by_position == [(1, 1)] * 4
 
 

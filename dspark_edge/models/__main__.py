@@ -13,6 +13,7 @@ from pathlib import Path
 
 from .._core import DrafterFile
 from ..arguments import check_threads, gpu_notice, in_flags
+from ..choice import LOOKUP_LEN
 from ..errors import DsparkError, MemoryPlanError, ModelError
 from . import check as checks
 from .catalogue import Catalogue, Entry, catalogue
@@ -29,7 +30,6 @@ CHECK_EXITS = (
     "3 the two do not belong together or the text differs, 1 an error, 2 wrong arguments"
 )
 FIT_EXITS = "exit codes: 0 it fits, 3 it does not, 1 an error, 2 wrong arguments"
-LOOKUP_LEN = 8  # draft tokens of a lookup, as in loading.py
 MB = 1_000_000
 
 

@@ -20,7 +20,7 @@ INJECT_ROWS = 32
 PROFILE_WIDTH = 32
 PENDING_ROWS = 64
 CELLS_PAD = 256  # llama.cpp rounds contexts up
-MIN_BATCH = 512  # loading.py
+MIN_BATCH = 512  # tokens of one pass that a decoder is made for, at least
 
 KV_BYTES = 2  # f16, llama.cpp's default for keys and values
 F32_BYTES = 4
