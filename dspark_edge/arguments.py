@@ -8,8 +8,6 @@ from __future__ import annotations
 import os
 import re
 
-import llama_cpp
-
 MIN_CTX, MAX_CTX = 8, 2**24  # as the core has them
 THREADS_PER_CPU = 4  # beyond that a mistake: threads that wait for each other only slow it down
 
@@ -37,7 +35,11 @@ def check_ctx(n_ctx: int) -> None:
 
 def gpu_notice(n_gpu_layers: int | None) -> str:
     """Why --gpu-layers does nothing here, or "". None: it was not given."""
-    if not n_gpu_layers or llama_cpp.llama_supports_gpu_offload():
+    if not n_gpu_layers:
+        return ""
+    import llama_cpp  # slow, and not needed by whoever only reads arguments
+
+    if llama_cpp.llama_supports_gpu_offload():
         return ""
     return (
         f"--gpu-layers {n_gpu_layers} has no effect: this llama.cpp sees no GPU, all layers are on "

@@ -9,7 +9,7 @@ import os
 import re
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pexpect
@@ -17,6 +17,7 @@ import pyte
 
 ROOT = Path(__file__).parents[1]
 PATIENCE_S = 120
+CHAT = ("-m", "dspark_edge.chat")
 ROWS = 300  # nothing scrolls away
 
 CTRL_C, CTRL_D, UP, ALT_ENTER, TAB = "\x03", "\x04", "\x1b[A", "\x1b\r", "\t"
@@ -34,12 +35,18 @@ def chat_environment(folder: Path) -> dict[str, str]:
 
 class Terminal:
     """One chat. raw: everything that it wrote, styles included. banner: for who
-    opens it."""
+    opens it. program: Python's arguments in front of the options."""
 
-    def __init__(self, env: Mapping[str, str], *options: str, columns: int = 100) -> None:
+    def __init__(
+        self,
+        env: Mapping[str, str],
+        *options: str,
+        columns: int = 100,
+        program: Sequence[str] = CHAT,
+    ) -> None:
         self._child = pexpect.spawn(
             sys.executable,
-            ["-m", "dspark_edge.chat", *options],
+            [*program, *options],
             env=dict(env),
             dimensions=(ROWS, columns),
             timeout=PATIENCE_S,

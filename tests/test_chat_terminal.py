@@ -321,7 +321,7 @@ def test_a_session_is_saved_listed_and_loaded_in_another_run(
     assert chat.exit_code() == 0
     later = open_chat(*OFF)
     assert "colours: Name three colours." in say(later, "/sessions")
-    assert "colours: 1 turns" in say(later, "/load colours")
+    assert "colours: 1 turn" in say(later, "/load colours")
     assert exported(later, tmp_path) == kept
     assert "seed = 7" in say(later, "/set")
     shown = say(later, "/load whole")

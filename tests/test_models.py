@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import struct
 import subprocess
 import sys
@@ -290,6 +291,9 @@ def test_check_runs_a_pair_and_measures_it(tmp_path: Path) -> None:
         "1",
     )
     assert "FAIL" not in out, err
+    assert re.findall(r"(?m)^\.\.\.   (\w+ \w+)", err) == [  # what takes seconds is said before
+        *("loading both", "3 prompts", "3 prompts")
+    ]
     measured = next(line for line in out.splitlines() if line.startswith("measured: "))
     assert float(measured.split("tau ")[1].split(",")[0]) > 3.0
     # Whether it pays is this machine's, and the exit code says what the verdict says.

@@ -2,6 +2,10 @@
 
 import sys
 
-from .app import main
+from ..startup import end_on_ctrl_c
+from . import main
 
-sys.exit(main())
+end_on_ctrl_c()
+code = main()
+end_on_ctrl_c()
+sys.exit(code)

@@ -141,7 +141,7 @@ def _load(talk: Talk, argument: str) -> None:
     for line in talk.load(argument):
         talk.screen.state(line)
     turns = talk.conversation.turns
-    talk.screen.state(f"{argument}: {len(turns)} turns")
+    talk.screen.state(f"{argument}: {len(turns)} turn{'' if len(turns) == 1 else 's'}")
     if turns:
         talk.screen.state(f"last: {_short(turns[-1].user)} -> {_short(turns[-1].reply)}")
 
@@ -167,18 +167,18 @@ def _export(talk: Talk, argument: str) -> None:
 
 def _set(talk: Talk, argument: str) -> None:
     name, _, text = argument.replace("=", " ", 1).partition(" ")
-    if name == "thoughts":
+    if name in ("thoughts", *settings.SETTINGS) and not text.strip():
+        pass  # only shown
+    elif name == "thoughts":
         if text.strip() not in ("show", "hide"):
             raise ValueError(f"thoughts is {text.strip()!r}; it must be show or hide")
         talk.shows_thoughts = text.strip() == "show"
-    elif name in settings.SETTINGS and not text.strip():
-        pass  # only shown
     elif name:
         params = settings.changed(talk.params, name, text.strip())
         talk.engine.check(params)
         talk.params = params
     for line in settings.shown(talk.params):
-        if line.startswith(name):
+        if name in ("", line.split()[0]):
             talk.screen.say(line)
     if name in ("", "thoughts"):
         talk.screen.say(f"thoughts = {'show' if talk.shows_thoughts else 'hide'}")

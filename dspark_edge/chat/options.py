@@ -1,4 +1,4 @@
-"""The chat's arguments, and what they make: an engine, and how replies are sampled.
+"""The chat's arguments, and what they say of sampling and of the drafter.
 
 Refuses to know what is done with them.
 """
@@ -8,8 +8,6 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from ..arguments import check_ctx, check_threads, gpu_notice
-from ..engine import Engine
 from ..sequence import SamplingParams
 
 SAMPLING = ("temperature", "top_k", "top_p", "min_p", "seed", "max_tokens")
@@ -80,22 +78,3 @@ def drafter_for(args: argparse.Namespace, model: str) -> str:
     """The drafter to ask for: the one that was named belongs to the model that was named."""
     is_any_models = model == args.model or args.drafter in ("none", "lookup")
     return str(args.drafter) if is_any_models else "auto"
-
-
-def load_engine(args: argparse.Namespace, model: str) -> Engine:
-    """The engine for a model. Raises as Engine does."""
-    check_ctx(args.ctx)
-    check_threads(args.threads)
-    drafter = drafter_for(args, model)
-    engine = Engine(
-        model,
-        drafter=None if drafter == "none" else drafter,
-        n_ctx=args.ctx,
-        n_seq=1,
-        n_gpu_layers=-1 if args.gpu_layers is None else args.gpu_layers,
-        n_threads=args.threads,
-        speculation=args.speculation,
-    )
-    if notice := gpu_notice(args.gpu_layers):
-        engine.notices.append(notice)
-    return engine

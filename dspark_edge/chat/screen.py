@@ -9,14 +9,14 @@ from __future__ import annotations
 import os
 import re
 import sys
-from typing import TextIO
+from typing import TYPE_CHECKING, TextIO
 
-from rich.console import Console
+if TYPE_CHECKING:
+    from rich.console import Console
 
 # What a model writes must not move the cursor, ring, or rename the window.
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 _REPLACEMENT = "\ufffd"
-_FOLD_AT = 1000  # columns assumed where there is no terminal: lines are never folded there
 
 
 class Screen:
@@ -74,27 +74,34 @@ class _Output:
         self.is_terminal = stream.isatty()
         is_dumb = os.environ.get("TERM") in ("dumb", "unknown")
         self.is_styled = self.is_terminal and not os.environ.get("NO_COLOR") and not is_dumb
-        self._console = Console(
-            file=stream,
-            width=None if self.is_terminal else _FOLD_AT,
-            color_system="auto" if self.is_styled else None,
-            highlight=False,
-            markup=False,
-            emoji=False,
-        )
+        self._console: Console | None = None
 
     def write(self, text: str, style: str) -> None:
         if self.is_terminal:
             text = _CONTROL.sub(_REPLACEMENT, text)
         if self.is_styled and style:
-            self._console.out(text, style=style, end="", highlight=False)
+            self._rich().out(text, style=style, end="", highlight=False)
         else:
             self._stream.write(text)
         self._stream.flush()
 
     def line(self, text: str, style: str) -> None:
+        """A line of its own, folded between words on a terminal and never elsewhere."""
         if not self.is_terminal:
             self.write(f"{text}\n", "")
             return
         text = _CONTROL.sub(_REPLACEMENT, text)
-        self._console.print(text, style=style if self.is_styled else None)
+        self._rich().print(text, style=style if self.is_styled else None)
+
+    def _rich(self) -> Console:
+        if self._console is None:
+            from rich.console import Console  # slow, and pipes need none
+
+            self._console = Console(
+                file=self._stream,
+                color_system="auto" if self.is_styled else None,
+                highlight=False,
+                markup=False,
+                emoji=False,
+            )
+        return self._console

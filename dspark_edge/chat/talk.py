@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+from ..arguments import check_ctx, check_threads, gpu_notice
 from ..engine import Engine
 from ..errors import ContextFullError
 from ..models import target_path
@@ -19,7 +20,7 @@ from ..sequence import SamplingParams, Stats
 from ..thoughts import THINK
 from . import figures, kept
 from .conversation import Conversation, Message, Turn
-from .options import drafter_for, given_sampling, load_engine, sampling_params
+from .options import drafter_for, given_sampling, sampling_params
 from .reply import Reply, ScreenView, SilentView, make_reply
 from .screen import Screen
 
@@ -37,7 +38,7 @@ class Talk:
         self.args = args
         self.screen = screen
         self.params: SamplingParams = sampling_params(args)
-        self.engine: Engine = load_engine(args, args.model)
+        self.engine: Engine = _load_engine(args, args.model)
         self.model: str = args.model
         self.conversation = Conversation(system=args.system or "")
         self.stats: Stats | None = None  # of the last reply
@@ -189,9 +190,9 @@ class Talk:
         target_path(model)  # a name that nobody knows must not cost the present model
         self.engine.close()
         try:
-            self.engine = load_engine(self.args, model)
+            self.engine = _load_engine(self.args, model)
         except BaseException:  # Ctrl-C too
-            self.engine = load_engine(self.args, self.model)
+            self.engine = _load_engine(self.args, self.model)
             raise
         self.model = model
         if self.trace:
@@ -232,3 +233,22 @@ class Talk:
         self.conversation, self.params = restored.conversation, params
         self.stats, self.session = None, name
         return notices
+
+
+def _load_engine(args: argparse.Namespace, model: str) -> Engine:
+    """The engine for a model. Raises as Engine does."""
+    check_ctx(args.ctx)
+    check_threads(args.threads)
+    drafter = drafter_for(args, model)
+    engine = Engine(
+        model,
+        drafter=None if drafter == "none" else drafter,
+        n_ctx=args.ctx,
+        n_seq=1,
+        n_gpu_layers=-1 if args.gpu_layers is None else args.gpu_layers,
+        n_threads=args.threads,
+        speculation=args.speculation,
+    )
+    if notice := gpu_notice(args.gpu_layers):
+        engine.notices.append(notice)
+    return engine

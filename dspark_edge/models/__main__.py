@@ -96,7 +96,13 @@ def _check(args: argparse.Namespace) -> int:
         print("verdict: they do not belong together; use a drafter made for this target")
         return EXIT_REFUSED
     print(f"expected: {checks.expected(drafter)}")
-    run = checks.run_pair(target, drafter, n_threads=args.threads, n_gpu_layers=_layers(args))
+    sys.stdout.flush()
+    run = checks.run_pair(
+        *(target, drafter),
+        n_threads=args.threads,
+        n_gpu_layers=_layers(args),
+        tell=lambda what: print(f"...   {what}", file=sys.stderr, flush=True),
+    )
     print("ok    llama.cpp loads both, and can tap the target's layers")
     same = "ok  " if run.same_text else "FAIL"
     print(f"{same}  parity: same text as without the drafter, {len(checks.PROMPTS)} prompts")

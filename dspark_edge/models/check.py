@@ -6,7 +6,7 @@ seen by running it. Refuses to know how either is loaded.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -95,15 +95,22 @@ def check_files(target: Path, drafter: Path) -> Iterator[Check]:
 
 
 def run_pair(
-    target: Path, drafter: Path, *, n_threads: int | None = None, n_gpu_layers: int = -1
+    target: Path,
+    drafter: Path,
+    *,
+    n_threads: int | None = None,
+    n_gpu_layers: int = -1,
+    tell: Callable[[str], None] = lambda what: None,
 ) -> Run:
     """Three prompts at temperature 0, with the drafter always on and without it, and the passes of
-    this machine timed (a few seconds, kept as the chat keeps them).
+    this machine timed (a few seconds, kept as the chat keeps them). tell: is told what begins, each
+    step of which takes seconds.
 
     Raises PairError or ModelError when llama.cpp does not load them together, MemoryPlanError when
     they do not fit.
     """
 
+    tell("loading both, and timing this machine's passes unless the chat has done so")
     has_template = bool(read_header(target).metadata.get("tokenizer.chat_template"))
     loaded = load(
         target,
@@ -119,8 +126,10 @@ def run_pair(
     cost = loaded.speculation.cost
     with Engine.from_loaded(loaded) as engine:
         engine.set_speculation("off")
+        tell(f"{len(PROMPTS)} prompts without the drafter")
         plain = [_reply(engine, prompt, has_template) for prompt in PROMPTS]
         engine.set_speculation("always")
+        tell(f"{len(PROMPTS)} prompts with it")
         drafted = [_reply(engine, prompt, has_template) for prompt in PROMPTS]
         gain, verify_len = promise(cost, engine.acceptance_by_position)
     return Run(
