@@ -20,6 +20,7 @@ from .scheduler import RoundPlan, choose_lengths
 MIN_GAIN = 1.05  # that verifying drafts must promise, over verifying none
 PROBE_COST = 0.005  # share of plain decoding that probes may cost while parked
 PROBE_EVERY = 32  # rounds; at least
+PROBE_SMOOTHING = 0.5
 TYPICAL_ROWS = 256  # last blocks that say what drafting promises with another number of sequences
 WORTH_SMOOTHING = 1 / 8
 WORTH_DRAFTS = 6  # of a sequence, before it is parked on its own
@@ -92,6 +93,7 @@ class Competition:
         "_n_rounds",
         "_n_seq",
         "_parkings",
+        "_probe_s",
         "_round",
         "_typical",
         "_worth",
@@ -107,6 +109,7 @@ class Competition:
         self._typical: deque[Row] = deque(typical, maxlen=TYPICAL_ROWS)
         self._parkings: dict[int, Parking] = {}  # by number of sequences: their costs differ
         self._worth: dict[Hashable, _Worth] = {}
+        self._probe_s = 0.0
         self._n_seq = 1
         self._n_rounds = 0
         self._round: _Round | None = None
@@ -201,6 +204,12 @@ class Competition:
         parking.observe(gain, len(drafts))
         parking.probe_every = self._probe_every(n_seq)
 
+    def observe_probe(self, probe_s: float) -> None:
+        """Take the seconds of a probe's draft, with the injection of what piled up before it."""
+        if self._probe_s == 0.0:
+            self._probe_s = probe_s
+        self._probe_s += PROBE_SMOOTHING * (probe_s - self._probe_s)
+
     def finish(self, key: Hashable) -> None:
         """The sequence has ended."""
         self._worth.pop(key, None)
@@ -254,4 +263,5 @@ class Competition:
         if not self._has_drafter:
             return PROBE_EVERY
         plain_s = self._costs.verify_s(n_seq, 0)
-        return max(PROBE_EVERY, math.ceil(self._costs.draft_s(1) / (PROBE_COST * plain_s)))
+        probe_s = max(self._probe_s, self._costs.draft_s(1))
+        return max(PROBE_EVERY, math.ceil(probe_s / (PROBE_COST * plain_s)))

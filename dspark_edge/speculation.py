@@ -281,7 +281,9 @@ class Speculation:
             warnings.warn(f"speculation off: {error}", RuntimeWarning, stacklevel=2)
             return []
         draft_s = time.perf_counter() - start
-        if not self._competition.is_probe:  # a probe also injects what piled up while parked
+        if self._competition.is_probe:  # it also injects what piled up while parked
+            self._competition.observe_probe(draft_s)
+        else:
             self._later.append((self._cost.observe_draft, (len(requests), draft_s)))
         signals = [
             DraftSignals(d.tokens, d.confidence or None, d.certainty, recent=r.ledger.recent)

@@ -159,3 +159,16 @@ def test_a_drafter_that_pays_again_is_found_by_its_probes() -> None:
     competition = Competition(FLAT, typical=[POOR] * 64)
     asked = run(competition, [SURE] * 4, 3 * 32 + 1)
     assert asked[-1] == [0, 1, 2, 3]
+
+
+def test_probes_are_as_rare_as_their_measured_time_asks() -> None:
+    """A probe injects what piled up while parked: here that is ten times a draft."""
+    competition = Competition(STEEP, typical=[POOR] * 64)
+    asked = []
+    for _ in range(32 + 2 * 1000):
+        asked.append(bool(wants(competition)))
+        if asked[-1]:
+            competition.observe_probe(0.05)
+        competition.choose({0: POOR} if asked[-1] else {})
+    # 0.05 s are half a percent of 1000 rounds of 0.01 s
+    assert [n for n, is_probe in enumerate(asked, start=1) if is_probe] == [50, 1000, 2000]
