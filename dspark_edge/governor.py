@@ -2,8 +2,8 @@
 takes it back.
 
 Owns the drafter's way out of memory and back, and what is told about it. Refuses to know when
-pressure begins (pressure_policy.py), when and where readings are taken (device.py) and how rounds
-run (rounds.py): it is asked between them.
+pressure begins (pressure_policy.py), where readings come from (device.py) and how rounds run
+(rounds.py): it is asked between them, and about every LOOK_S seconds while there are none.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from .pressure_policy import PressurePolicy
 from .slots import SlotTable
 from .speculation import Speculation
 
+LOOK_S = 1.0  # between two looks, at least
 RETRY_LOAD_S = 30.0  # between two tries to load a drafter that could not be loaded
 N_NEWS = 100  # lines kept for whoever asks; later ones push the oldest out
 NOTHING: Sequence[str] = ()
@@ -68,7 +69,7 @@ class Governor:
             steps=_steps_of(decoder, speculation),
         )
         source = source or partial(read, gpu_devices=device_memory)
-        self._readings = Readings(source, clock=clock)
+        self._readings = Readings(source, interval_s=LOOK_S, clock=clock)
         self._clock = clock
         self._retry_load_s = 0.0
         self._news: deque[str] = deque(maxlen=N_NEWS)

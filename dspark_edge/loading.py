@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from llama_cpp import Llama
 
 DRAFT_PASS = "host chain"  # how drafts are made: tables timed before that was so are timed anew
+Progress = Callable[[float], bool]  # gets 0..1 of the weights; False ends the loading
 MAX_THREADS = 512
 PROFILE_DEPTH = 256  # tokens in the cache while profiling
 PROFILE_WIDTH = 32  # widest pass that is profiled
@@ -78,6 +79,7 @@ class _Asked:
     n_seq: int
     n_gpu_layers: int
     n_threads: int
+    progress: Progress | None
 
 
 def load(
@@ -92,13 +94,19 @@ def load(
     verify_len: int | None,
     cost_cache: Path | None,
     limits: Limits | None = None,
+    progress: Progress | None = None,
 ) -> Loaded:
-    """Loads everything an Engine needs; its docstring has the parameters and errors."""
+    """Loads everything an Engine needs; its docstring has the parameters and errors.
+
+    progress: called in this thread while weights are read, those of target and drafter together;
+    loading that it ends raises ModelError or PairError. A drafter that turns out not to fit starts
+    it anew, for the target alone.
+    """
     _check_mode(speculation, verify_len)
     _check_numbers({"n_ctx": n_ctx, "n_seq": n_seq, "n_gpu_layers": n_gpu_layers}, n_threads)
     path, address = _target_of(target)
     threads = n_threads if n_threads is not None else default_threads()
-    asked = _Asked(path, address, speculation, n_ctx, n_seq, n_gpu_layers, threads)
+    asked = _Asked(path, address, speculation, n_ctx, n_seq, n_gpu_layers, threads, progress)
     choice = _within_memory(asked, choose(path, drafter, speculation), drafter)
     decoder, choice = _open(asked, choice, drafter)
     _note_limits(asked, choice, decoder)
@@ -217,7 +225,8 @@ def _decoder(asked: _Asked, choice: Choice) -> BlockDecoder:
             max_verify_len=n_max,
             target_id=_identity(asked.path),
             drafter_id=_identity(choice.drafter),
-        )
+        ),
+        asked.progress,
     )
 
 

@@ -10,6 +10,7 @@ import asyncio
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -27,14 +28,18 @@ from fastapi import FastAPI
 from tiny_models import token_id
 
 from dspark_edge import Engine
+from dspark_edge.loading import Progress
 from dspark_edge.server.app import STATIC_FOLDER, create_app
 from dspark_edge.server.catalogue import FolderCatalogue
-from dspark_edge.server.engine_thread import MEMORY_PARTS
-from dspark_edge.server.hub import MakeEngine, ModelHub, make_engine
+from dspark_edge.server.connection import ServerConfig
+from dspark_edge.server.engine_making import MakeEngine, make_engine
+from dspark_edge.server.hub import ModelHub
+from dspark_edge.server.jobs import MEMORY_PARTS
 from dspark_edge.server.lifecycle import listen, url_of
 from dspark_edge.server.settings import EngineOptions, Settings
 
 WAIT_S = 120.0  # the machine may stand still for a while
+DRAIN_S = 5.0
 TINY = EngineOptions(n_ctx=512, n_seq=4, n_threads=1, drafter=None)
 
 
@@ -68,15 +73,22 @@ class Running:
 
 @contextmanager
 def running(
-    settings: Settings, make: MakeEngine = make_engine, *, static: Path = STATIC_FOLDER
+    settings: Settings,
+    make: MakeEngine = make_engine,
+    *,
+    static: Path = STATIC_FOLDER,
+    send_bytes: int | None = None,
 ) -> Iterator[Running]:
-    """A server in a thread of this process; the model loads with the first request."""
+    """A server in a thread of this process; the model loads with the first request.
+
+    send_bytes: what the system keeps of an answer that the client does not take; None: its own.
+    """
     catalogue = FolderCatalogue(settings.model, settings.models_dirs)
     app = create_app(settings, catalogue, make=make, static=static)
     listening = listen("127.0.0.1", 0)
-    server = uvicorn.Server(
-        uvicorn.Config(app, log_config=None, access_log=False, timeout_graceful_shutdown=5)
-    )
+    if send_bytes is not None:
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, send_bytes)  # connections inherit
+    server = uvicorn.Server(ServerConfig(app, settings))
     url = url_of(listening)
     thread = threading.Thread(target=lambda: asyncio.run(server.serve(sockets=[listening])))
     thread.start()
@@ -89,7 +101,7 @@ def running(
 
 
 def tiny_settings(model: Path, **fields: Any) -> Settings:
-    return replace(Settings(model=str(model), engine=TINY), **fields)
+    return replace(Settings(model=str(model), engine=TINY, drain_s=DRAIN_S), **fields)
 
 
 class ScriptedDecoder(FakeDecoder):
@@ -102,7 +114,7 @@ class ScriptedDecoder(FakeDecoder):
 def scripted(script: Script, **fields: Any) -> MakeEngine:
     """Engines that say what the script says."""
 
-    def make(path: Path, options: EngineOptions) -> Engine:
+    def make(path: Path, options: EngineOptions, progress: Progress) -> Engine:
         end = token_id("<|eos|>")
         return engine_on(ScriptedDecoder(script, n_vocab=1000, eog_tokens=[end], **fields))
 

@@ -24,6 +24,7 @@ from server_harness import (
 from tiny_models import TargetSpec, token_id, write_llama
 
 from dspark_edge import Engine, SamplingParams
+from dspark_edge.loading import Progress
 from dspark_edge.server.settings import EngineOptions, Limits
 
 
@@ -366,7 +367,7 @@ def test_an_engine_that_breaks_costs_its_requests_and_is_made_anew(tiny_llama: P
         if n_made == 1:
             raise RuntimeError("secret prompt text")
 
-    def make(path: Path, options: EngineOptions) -> Engine:
+    def make(path: Path, options: EngineOptions, progress: Progress) -> Engine:
         nonlocal n_made
         n_made += 1
         return scripted(answering("fine"), after=break_down)(path, options)
@@ -387,7 +388,7 @@ def test_an_engine_without_memory_says_so_and_when_to_come_back(tiny_llama: Path
         machine.free_mb = 100.0  # scarce
         machine.now_s += 1.0
 
-    def make(path: Path, options: EngineOptions) -> Engine:
+    def make(path: Path, options: EngineOptions, progress: Progress) -> Engine:
         end = token_id("<|eos|>")
         decoder = ScriptedDecoder(answering("x" * 40), n_vocab=1000, eog_tokens=[end])
         decoder.after = run_short

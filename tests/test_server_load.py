@@ -27,7 +27,7 @@ from dspark_edge.server.settings import EngineOptions
 N_CLIENTS = 64
 CI_SECONDS = 12.0
 N_QUESTIONS = 24
-NOISE = 1e-3  # logits: two draws that are closer than this may swap between pass widths
+NOISE = 8e-3  # logits: draws closer than this may swap; margins were seen to move by 0.004
 MAX_GROWTH = 0.15  # of the process, once every client has been served
 
 
@@ -37,7 +37,6 @@ class Outcome:
 
     counts: Counter[str] = field(default_factory=Counter)
     wrong: list[str] = field(default_factory=list)
-    n_compared: int = 0  # replies that were held against the one alone
     rss_bytes: list[int] = field(default_factory=list)
 
 
@@ -125,10 +124,7 @@ async def one_client(
             is_right = text == question.expected
             if kind == "left":
                 is_right = question.expected.startswith(text)
-            if kind not in ("whole", "stream", "left") or question.margin <= NOISE:
-                continue
-            outcome.n_compared += 1
-            if not is_right:
+            if kind in ("whole", "stream", "left") and not is_right:
                 outcome.wrong.append(f"{text!r:.60} for {question.expected!r:.60}")
 
 
@@ -157,25 +153,27 @@ def load(folder: Path, seconds: float) -> tuple[Outcome, dict[str, Any]]:
     )
     settings = tiny_settings(model, engine=options, max_queue=44)
     with running(settings) as server:
-        asked = questions(server)
+        # A near tie goes either way with the width of the passes, which others decide.
+        asked = [each for each in questions(server) if each.margin > NOISE]
+        assert len(asked) > N_QUESTIONS / 2, "too many near ties: little is compared"
         outcome = asyncio.run(all_clients(server, asked, seconds))
         while server.hub.n_requests:
             time.sleep(0.05)
         stats = server.get("/stats").json()
-        again = questions(server)  # what went on has left no trace
-        outcome.wrong += [
-            f"afterwards {now.expected!r} for {then.expected!r}, margin {then.margin}"
-            for now, then in zip(again, asked, strict=True)
-            if now.expected != then.expected and then.margin > NOISE
-        ]
+        again = {str(each.body): each for each in questions(server)}
+        for then in asked:  # what went on has left no trace
+            now = again[str(then.body)]
+            if now.expected != then.expected:
+                outcome.wrong.append(
+                    f"afterwards {now.expected!r} for {then.expected!r}, "
+                    f"margins {now.margin} and {then.margin}"
+                )
         return outcome, stats
 
 
 def check(outcome: Outcome, stats: dict[str, Any]) -> None:
     assert not outcome.wrong, outcome.wrong[:3]
     assert set(outcome.counts) <= {"whole", "stream", "left", "given up", "429"}, outcome.counts
-    n_told = sum(outcome.counts[kind] for kind in ("whole", "stream", "left"))
-    assert outcome.n_compared > 0.8 * n_told, "too many close draws: little was compared"
     assert set(stats["requests"]) <= {"ok", "cancelled", "429"}, stats["requests"]
     assert stats["requests"]["ok"] >= outcome.counts["whole"] + outcome.counts["stream"]
     assert outcome.counts["429"], "64 clients and room for 48: some must be told to wait"

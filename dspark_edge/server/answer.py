@@ -19,9 +19,9 @@ from starlette.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
 
 from ..sequence import SamplingParams
-from .engine_thread import Job, Piece
 from .errors import ApiError, as_api_error
 from .hub import ModelHub, Served
+from .jobs import Job, Piece
 from .log import log_failure, logger
 from .metrics import Totals
 

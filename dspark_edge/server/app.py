@@ -24,23 +24,21 @@ from ..errors import DsparkError
 from . import chat, completions
 from .answer import Answers
 from .catalogue import Catalogue, Entry
+from .engine_making import MakeEngine, make_engine
 from .errors import ApiError, as_api_error, of_content_type, of_validation
 from .figures import check_text
 from .guard import STATIC, Gate, HostGuard
-from .hub import MakeEngine, ModelHub, make_engine
+from .hub import ModelHub
 from .log import log_failure
 from .metrics import Totals
 from .page import PageFiles, page_router
+from .responses import Content, ErrorBody, Prompt, Tokens
 from .schemas import (
     ChatRequest,
     CompletionRequest,
-    Content,
     DetokenizeRequest,
-    ErrorBody,
-    Prompt,
     TemplateRequest,
     TokenizeRequest,
-    Tokens,
 )
 from .settings import Settings
 from .state import ServerState

@@ -9,10 +9,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from .answer import Asked, Plan
-from .engine_thread import Piece
 from .errors import refused
 from .figures import Extras, Usage, check_prompt, token_logprobs
 from .hub import Served
+from .jobs import Piece
 from .json_schema import grammar_of
 from .params import choices_of, sampling_of
 from .prompts import PromptTemplate, Rendered

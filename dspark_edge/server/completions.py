@@ -9,10 +9,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from .answer import Asked, Plan
-from .engine_thread import Piece
 from .errors import refused
 from .figures import Extras, Usage, check_prompt, check_tokens, finite
 from .hub import Served
+from .jobs import Piece
 from .params import choices_of, sampling_of
 from .schemas import CompletionRequest
 from .settings import Limits

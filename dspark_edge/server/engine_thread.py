@@ -1,7 +1,7 @@
 """The one thread that enters an engine: jobs in through a queue, pieces of text out to asyncio.
 
-Owns the engine from load to close. An idle thread blocks; a busy one crosses to the event loop once
-a round. Refuses to know HTTP, prompts and what becomes of the text.
+Owns the engine from load to close. An idle thread blocks, but for looks at the machine; a busy one
+crosses to the event loop once a round. Refuses to know HTTP, prompts and what becomes of the text.
 """
 
 from __future__ import annotations
@@ -12,91 +12,17 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
 from functools import partial
-from typing import NamedTuple
 
 from ..engine import Engine
 from ..errors import DecodeError
-from ..pressure import Action
-from ..sequence import Chunk, FinishReason, SamplingParams, Stats, TokenLogprob
+from ..governor import LOOK_S
+from ..sequence import Chunk
+from .jobs import Job, Piece, Snapshot
 from .log import log_failure, logger
 
 STOPPED = "the engine has stopped; the request can be sent again"
 SNAPSHOT_S = 0.5  # between two while rounds run
-MEMORY_PARTS = (
-    *("target_model_bytes", "target_context_bytes", "target_compute_bytes"),
-    *("drafter_model_bytes", "drafter_context_bytes", "drafter_compute_bytes"),
-)
-
-
-class Piece(NamedTuple):
-    """What one round added to one reply. n_verified, n_drafted and round_s (seconds) are this
-    round's; `stats` goes on changing with the request."""
-
-    text: str
-    token_ids: tuple[int, ...]
-    n_accepted: int
-    n_verified: int
-    n_drafted: int
-    round_s: float
-    finish_reason: FinishReason | None
-    logprobs: tuple[TokenLogprob, ...]
-    stats: Stats
-    error: str
-
-
-@dataclass(slots=True, eq=False)
-class Job:
-    """One request to the engine. pieces: (index, piece) as they come; several jobs of one HTTP
-    request share it. accepted: done once the engine has taken the job, or refused it."""
-
-    tokens: Sequence[int]
-    params: SamplingParams
-    index: int
-    pieces: asyncio.Queue[tuple[int, Piece]]
-    accepted: asyncio.Future[None]
-    id: int = -1
-    has_ended: bool = False
-    stats: Stats | None = None  # from here on what the thread has told so far
-    n_verified: int = 0
-    n_drafted: int = 0
-    decode_s: float = 0.0
-    own_s: float = 0.0
-
-    @property
-    def has_grammar(self) -> bool:
-        """Whether a grammar shapes the reply."""
-        return self.params.grammar is not None
-
-
-@dataclass(slots=True, frozen=True)
-class Snapshot:
-    """What the engine said of itself, some time ago."""
-
-    target: str
-    drafter: str
-    n_ctx: int
-    speculation: str
-    notices: tuple[str, ...]
-    pressure: tuple[Action, ...]
-    acceptance_by_position: tuple[tuple[int, int], ...]
-    memory: dict[str, int] = field(default_factory=dict)
-
-    @classmethod
-    def of(cls, engine: Engine) -> Snapshot:
-        """Taken in the engine's thread, between rounds."""
-        use = engine.memory_use()
-        return cls(
-            target=engine.target_name,
-            drafter=engine.drafter_name,
-            n_ctx=engine.n_ctx,
-            speculation=engine.speculation_state,
-            notices=tuple(engine.notices),
-            pressure=engine.pressure,
-            acceptance_by_position=tuple(engine.acceptance_by_position),
-            memory={name: int(getattr(use, name)) for name in MEMORY_PARTS},
-        )
 
 
 class EngineThread:
@@ -197,7 +123,7 @@ class EngineThread:
         """Nobody works on these jobs any more: say so to whoever waits for them."""
         for job in list(self._waiting):
             self._answer(job, DecodeError(STOPPED))
-            job.pieces.put_nowait((job.index, _broken(job, STOPPED)))
+            job.pieces.put_nowait((job.index, job.broken(STOPPED)))
 
     # ------------------------------------------------------------ in the thread
 
@@ -218,8 +144,7 @@ class EngineThread:
     def _serve(self, engine: Engine) -> None:
         next_snapshot_s = 0.0
         while self._obey(engine):
-            if engine.is_idle:
-                continue
+            is_idle = engine.is_idle  # then a step is only a look at the machine
             cpu_s = time.thread_time()
             pieces = [
                 self._piece(self._jobs[chunk.request_id], chunk)
@@ -231,17 +156,22 @@ class EngineThread:
             if pieces:
                 self._post(partial(self._deliver, pieces))
             now_s = time.monotonic()
-            if now_s > next_snapshot_s:
+            if is_idle or now_s > next_snapshot_s:
                 self.snapshot = Snapshot.of(engine)
                 for line in engine.take_pressure_news():
                     logger.warning("%s", line)
                 next_snapshot_s = now_s + SNAPSHOT_S
 
     def _obey(self, engine: Engine) -> bool:
-        """Carries out what waits; with nothing else to do, waits for it. False: stop."""
+        """Carries out what waits; with nothing else to do, waits for it until a look is due.
+
+        False: stop.
+        """
+        look_s = time.monotonic() + LOOK_S
         while True:
+            timeout_s = max(look_s - time.monotonic(), 0.0) if engine.is_idle else 0.0
             try:
-                command = self._commands.get(block=engine.is_idle)
+                command = self._commands.get(timeout=timeout_s)
             except queue.Empty:
                 return True
             if command is None:
@@ -266,24 +196,9 @@ class EngineThread:
         self._post(partial(_settle, taken, None))
 
     def _piece(self, job: Job, chunk: Chunk) -> tuple[Job, Piece]:
-        stats = job.stats = chunk.stats
-        n_verified, job.n_verified = stats.n_verified - job.n_verified, stats.n_verified
-        n_drafted, job.n_drafted = stats.n_drafted - job.n_drafted, stats.n_drafted
-        round_s, job.decode_s = stats.decode_s - job.decode_s, stats.decode_s
         if chunk.finish_reason is not None:
             del self._jobs[job.id]
-        return job, Piece(
-            text=chunk.text,
-            token_ids=chunk.token_ids,
-            n_accepted=chunk.n_accepted,
-            n_verified=n_verified,
-            n_drafted=n_drafted,
-            round_s=round_s,
-            finish_reason=chunk.finish_reason,
-            logprobs=chunk.logprobs,
-            stats=stats,
-            error=chunk.error,
-        )
+        return job, job.piece(chunk)
 
     def _end_slow_grammars(self, engine: Engine) -> list[tuple[Job, Piece]]:
         """Ends the jobs whose grammars hold everybody up: their last round took too long.
@@ -298,17 +213,12 @@ class EngineThread:
             if last_s > self._grammar_s:
                 self._abort(job, engine)
                 error = f"the grammar took {last_s:.1f} s for one round; the limit is "
-                ended.append((job, _broken(job, f"{error}{self._grammar_s} s: make it simpler")))
+                ended.append((job, job.broken(f"{error}{self._grammar_s} s: make it simpler")))
         return ended
 
     def _post(self, call: Callable[[], None]) -> None:
         with suppress(RuntimeError):  # the loop is closed: nobody is left to tell
             self._loop.call_soon_threadsafe(call)
-
-
-def _broken(job: Job, error: str) -> Piece:
-    """The last piece of a job that the engine will say nothing more of."""
-    return Piece("", (), 0, 0, 0, 0.0, "error", (), job.stats or Stats(), error)
 
 
 def _settle(future: asyncio.Future[None], error: BaseException | None) -> None:

@@ -12,9 +12,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from ..sequence import Stats, TokenLogprob
-from .engine_thread import Piece
 from .errors import ApiError
 from .hub import Served
+from .jobs import Piece
 from .settings import Limits
 from .vocabulary import Vocabulary
 

@@ -18,7 +18,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from .errors import ApiError
 from .log import logger
-from .settings import LOOPBACK_NAMES, Limits, Settings
+from .settings import LOOPBACK_NAMES, Settings
 
 STATIC = "/static"
 OPEN_PATH = re.compile(rf"/|{STATIC}/.*")  # what needs no key: the page has no secrets in it
@@ -91,7 +91,8 @@ class Gate:
     def __init__(self, app: ASGIApp, settings: Settings) -> None:
         self._app = app
         self._key = settings.api_key
-        self._limits = settings.limits
+        self._body_bytes = settings.body_bytes
+        self._body_s = settings.limits.body_s
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """ASGI."""
@@ -119,19 +120,19 @@ class Gate:
         """The whole body as one message, or that the client has gone. Raises ApiError."""
         parts: list[bytes] = []
         n_bytes = 0
-        until_s = time.monotonic() + self._limits.body_s
+        until_s = time.monotonic() + self._body_s
         while True:
             try:
                 message = await asyncio.wait_for(receive(), max(until_s - time.monotonic(), 0.0))
             except asyncio.TimeoutError as error:
-                limit = f"the body did not come within {self._limits.body_s} s"
+                limit = f"the body did not come within {self._body_s:g} s"
                 raise ApiError(408, limit, code="timeout") from error
             if message["type"] == "http.disconnect":
                 return message
             parts.append(message.get("body", b""))
             n_bytes += len(parts[-1])
-            if n_bytes > self._limits.body_bytes:
-                raise _too_large(n_bytes, self._limits)
+            if n_bytes > self._body_bytes:
+                raise _too_large(n_bytes, self._body_bytes)
             if not message.get("more_body", False):
                 return {"type": "http.request", "body": b"".join(parts), "more_body": False}
 
@@ -145,14 +146,15 @@ class Gate:
             if scheme.lower() != "bearer" or not is_same:
                 raise ApiError(401, "the API key is missing or wrong", code="invalid_api_key")
         length = headers.get("content-length", "0")
-        if length.isascii() and length.isdigit() and int(length[:20]) > self._limits.body_bytes:
-            raise _too_large(int(length[:20]), self._limits)
+        if length.isascii() and length.isdigit() and int(length[:20]) > self._body_bytes:
+            raise _too_large(int(length[:20]), self._body_bytes)
 
 
-def _too_large(n_bytes: int, limits: Limits) -> ApiError:
+def _too_large(n_bytes: int, limit: int) -> ApiError:
     return ApiError(
         413,
-        f"the body has {n_bytes} bytes or more; the limit is {limits.body_bytes}",
+        f"the body has {n_bytes} bytes or more; the limit is {limit}: "
+        "shorten it, or start the server with a larger --ctx",
         code="body_too_large",
     )
 

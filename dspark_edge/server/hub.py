@@ -1,67 +1,42 @@
 """Which model is in memory: loads on demand, switches, unloads when idle, and counts who is in.
 
 A request holds a lease on the model that it uses; a model with leases stays. Refuses to know what
-requests ask of it.
+requests ask of it, and what is read of a file without loading it (model_text.py).
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Coroutine
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
-import psutil
-
-from ..engine import Engine
-from ..errors import DsparkError, ModelError
+from ..errors import DsparkError
 from .catalogue import Catalogue, Entry
-from .engine_thread import EngineThread, Snapshot
+from .engine_making import MakeEngine, make_engine
+from .engine_thread import EngineThread
 from .errors import ApiError
+from .jobs import Snapshot
 from .log import log_failure, logger
 from .metrics import Totals
-from .prompts import PromptTemplate
-from .settings import EngineOptions, Settings
-from .vocabulary import Vocabulary
+from .model_text import ModelText, ModelTexts
+from .settings import Settings
 
-N_TEXTS_KEPT = 2  # vocabularies in memory at most, apart from those in use
 FIRST_GUESS_S = 5.0  # of how long a request takes, before one has ended
 
 State = Literal["unloaded", "loading", "ready", "failed"]
-MakeEngine = Callable[[Path, EngineOptions], Engine]
 
 
-def make_engine(path: Path, options: EngineOptions) -> Engine:
-    """A real engine on a file."""
-    return Engine(
-        path,
-        drafter=options.drafter,
-        n_ctx=options.n_ctx,
-        n_seq=options.n_seq,
-        n_gpu_layers=options.n_gpu_layers,
-        n_threads=options.n_threads,
-        speculation=options.speculation,
-        cost_cache=options.cost_cache,
-    )
+@dataclass(slots=True, eq=False)
+class _Loading:
+    """A model on its way into memory. share: of its weights that have been read, 0..1."""
 
-
-@dataclass(slots=True, frozen=True)
-class ModelText:
-    """What turns messages into tokens, for one model."""
-
-    vocabulary: Vocabulary
-    template: PromptTemplate | None  # None: the model has none
-    no_template: str = ""  # why
-
-    def need_template(self) -> PromptTemplate:
-        """The template, or ApiError."""
-        if self.template is None:
-            raise ApiError(400, self.no_template, code="no_chat_template", param="model")
-        return self.template
+    entry: Entry
+    since_s: float
+    share: float = 0.0
 
 
 @dataclass(slots=True, eq=False)
@@ -93,8 +68,10 @@ class ModelHub:
         self._change: asyncio.Task[None] | None = None  # a load or unload under way
         self._left = asyncio.Event()  # set when a lease ends
         self._unload_timer: asyncio.TimerHandle | None = None
-        self._texts: dict[tuple[str, int], ModelText] = {}
-        self._loading: tuple[Entry, float, int] | None = None  # entry, since, memory then
+        self._texts = ModelTexts(settings.chat_template)
+        self._is_starting = False  # the model of the start is wanted, and not there yet
+        self._loading: _Loading | None = None
+        self._is_closing = False
         self.failure = ""  # why the last load failed
         self.n_requests = 0  # jobs under way or waiting
         totals.is_parked = self._is_parked
@@ -125,7 +102,7 @@ class ModelHub:
     async def text_of(self, name: str | None) -> ModelText:
         """The vocabulary and template of a model, in memory or not. Raises ApiError."""
         entry = await asyncio.to_thread(self.catalogue.find, name)
-        return await self._text(entry)
+        return await self._texts.of(entry)
 
     def _admit(self, n_jobs: int) -> None:
         room = self._settings.engine.n_seq + self._settings.max_queue
@@ -160,7 +137,7 @@ class ModelHub:
     @property
     def state(self) -> State:
         """What a new request would find."""
-        if self._loading is not None:
+        if self._is_starting or self._loading is not None:
             return "loading"
         if self._served is not None and self._served.thread.is_alive:
             return "ready"
@@ -170,22 +147,18 @@ class ModelHub:
     def model_id(self) -> str | None:
         """The model in memory or on its way there."""
         if self._loading is not None:
-            return self._loading[0].id
+            return self._loading.entry.id
+        if self._is_starting:
+            return self.catalogue.default.id
         return self._served.entry.id if self._served is not None else None
 
     def progress(self) -> dict[str, float]:
-        """How far loading is: seconds so far, and the share of the file's size by which the
-        process has grown."""
-        if self._loading is None:
+        """How far loading is: the share of the weights that has been read, and seconds so far."""
+        loading = self._loading
+        if loading is None:
             return {}
-        entry, since_s, rss_bytes = self._loading
-        try:
-            n_bytes = entry.path.stat().st_size
-        except OSError:
-            n_bytes = 0
-        grown = psutil.Process().memory_info().rss - rss_bytes
-        share = min(max(grown / n_bytes, 0.0), 0.99) if n_bytes else 0.0
-        return {"progress": round(share, 3), "elapsed_s": round(time.monotonic() - since_s, 2)}
+        elapsed_s = round(time.monotonic() - loading.since_s, 2)
+        return {"progress": round(loading.share, 3), "elapsed_s": elapsed_s}
 
     async def snapshot(self, timeout_s: float) -> Snapshot | None:
         """What the engine says of itself; None when there is none."""
@@ -204,14 +177,25 @@ class ModelHub:
 
     # ------------------------------------------------------------ load, switch, unload
 
-    async def preload(self) -> None:
-        """Brings the default model into memory. Raises as loading does."""
-        async with self._turn:
-            await self._serve(None)
+    def preload(self) -> Coroutine[Any, Any, None]:
+        """Brings the default model into memory, once awaited; it counts as loading from now on.
+
+        Raises as loading does.
+        """
+        self._is_starting = True
+        return self._preload()
+
+    async def _preload(self) -> None:
+        try:
+            async with self._turn:
+                await self._serve(None)
+        finally:
+            self._is_starting = False
         self._plan_unload()
 
     async def close(self) -> None:
-        """Frees everything."""
+        """Frees everything; a load under way is given up."""
+        self._is_closing = True
         self._keep_awake()
         if self._change is not None:
             await asyncio.wait({self._change})
@@ -237,20 +221,26 @@ class ModelHub:
         return served is not None and served.entry == entry and served.thread.is_alive
 
     async def _load(self, entry: Entry) -> None:
-        await self._unload(f"{entry.id} takes its place")
-        logger.info("model %s is being loaded", entry.id)
-        rss_bytes = psutil.Process().memory_info().rss
-        self._loading, self.failure = (entry, time.monotonic(), rss_bytes), ""
+        # Before the other model goes: there is no moment at which nothing seems to be under way.
+        loading = self._loading = _Loading(entry, time.monotonic())
+        self.failure = ""
+
+        def note(share: float) -> bool:  # called in the engine's thread
+            loading.share = share
+            return not self._is_closing
+
         thread = EngineThread(
-            partial(self._make, entry.path, self._settings.engine),
+            partial(self._make, entry.path, self._settings.engine, note),
             observe=self._totals.observe_round,
             grammar_s=self._settings.limits.grammar_s,
         )
         try:
-            text = await self._text(entry)
+            await self._unload(f"{entry.id} takes its place")
+            logger.info("model %s is being loaded", entry.id)
+            text = await self._texts.of(entry)
             await thread.load()
             self._served = Served(entry, text, thread)
-            took_s = time.monotonic() - self._loading[1]
+            took_s = time.monotonic() - loading.since_s
             logger.info("model %s is loaded after %.1f s", entry.id, took_s)
             for notice in thread.snapshot.notices if thread.snapshot else ():
                 logger.info("%s", notice)
@@ -271,31 +261,6 @@ class ModelHub:
             why = "its engine has failed"
         await served.thread.stop()
         logger.info("model %s is unloaded: %s", served.entry.id, why)
-
-    async def _text(self, entry: Entry) -> ModelText:
-        try:
-            key = (str(entry.path), entry.path.stat().st_mtime_ns)
-            text = self._texts.get(key)
-            if text is None:
-                text = await asyncio.to_thread(self._read_text, entry)
-        except (OSError, ModelError) as error:
-            raise ApiError(
-                503, f"model {entry.id} cannot be read: {error}", code="model_failed", param="model"
-            ) from error
-        self._texts[key] = text
-        while len(self._texts) > N_TEXTS_KEPT:
-            del self._texts[next(iter(self._texts))]
-        return text
-
-    def _read_text(self, entry: Entry) -> ModelText:
-        vocabulary = Vocabulary(entry.path)
-        given = self._settings.chat_template
-        source = given or vocabulary.metadata("tokenizer.chat_template")
-        try:
-            template = PromptTemplate(source, begin=vocabulary.begin_text, end=vocabulary.end_text)
-        except ModelError as error:
-            return ModelText(vocabulary, None, f"model {entry.id}: {error}")
-        return ModelText(vocabulary, template)
 
     # ------------------------------------------------------------ idle
 

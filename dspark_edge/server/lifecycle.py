@@ -12,15 +12,17 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Iterator
+from collections.abc import Coroutine, Iterator
 from contextlib import contextmanager
 from types import FrameType
+from typing import Any
 
 import psutil
 import uvicorn
 from fastapi import FastAPI
 
 from ..errors import DsparkError
+from .connection import ServerConfig
 from .hub import ModelHub
 from .log import logger
 from .settings import Settings
@@ -130,20 +132,12 @@ class Server(uvicorn.Server):
 async def serve(app: FastAPI, settings: Settings, listening: socket.socket) -> bool:
     """Serves until a signal or the parent's death. False when the model could not be loaded."""
     parent = Parent(settings.parent_pid) if settings.parent_pid is not None else None
-    config = uvicorn.Config(
-        app,
-        log_config=None,
-        access_log=False,
-        server_header=False,
-        lifespan="on",
-        timeout_graceful_shutdown=max(round(settings.drain_s), 1),
-    )
     hub: ModelHub = app.state.hub
-    server = Server(config, hub)
+    server = Server(ServerConfig(app, settings), hub)
     tasks = [asyncio.create_task(_announce(server, listening))]
     if parent is not None:
         tasks.append(asyncio.create_task(_watch(parent, server)))
-    loading = asyncio.create_task(_preload(hub, server))
+    loading = asyncio.create_task(_preload(hub.preload(), server))
     try:
         await server.serve(sockets=[listening])
     finally:
@@ -167,11 +161,13 @@ async def _watch(parent: Parent, server: Server) -> None:
     server.end("the parent process has ended")
 
 
-async def _preload(hub: ModelHub, server: Server) -> bool:
+async def _preload(loading: Coroutine[Any, Any, None], server: Server) -> bool:
     """Loads the model given at the start; without it there is nothing to serve."""
     try:
-        await hub.preload()
+        await loading
     except Exception as error:
+        if server.should_exit:  # then it was given up
+            return True
         print(f"error: {error}", file=sys.stderr, flush=True)
         server.end("there is no model to serve")
         return False

@@ -19,7 +19,7 @@ from prometheus_client.core import (
     Metric,
 )
 
-from .engine_thread import Piece
+from .jobs import Piece
 
 TTFT_BUCKETS_S = (0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0)
 VERIFY_LEN_BUCKETS = (0, 1, 2, 3, 4, 5, 6, 7, 8, 12, 16, 24, 32)

@@ -1,17 +1,15 @@
 """Requests as they arrive: OpenAI's fields, and this engine's own beside them.
 
-Owns names, types and ranges: a field that is not listed is refused by name. What a field means is
-known elsewhere.
+Owns names, types and ranges: a field that is not listed is refused by name (strict.py). What a
+field means is known elsewhere.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal
 
 from pydantic import (
     BaseModel,
-    BeforeValidator,
     ConfigDict,
     Field,
     ValidationInfo,
@@ -20,72 +18,27 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
-from ..checked_json import is_number
 from ..sequence import MAX_COUNT, MAX_SEED
+from .strict import Biases, Count, Items, Penalty, Probability, Strict, TokenId, Variables
 
-Probability = Annotated[float, Field(ge=0.0, le=1.0, allow_inf_nan=False)]
-Penalty = Annotated[float, Field(ge=-2.0, le=2.0, allow_inf_nan=False)]
-Count = Annotated[int, Field(ge=0, le=MAX_COUNT)]
-TokenId = Annotated[int, Field(ge=0, le=MAX_COUNT)]
 MAX_MESSAGE_KEYS = 64  # chat templates get them all
-T = TypeVar("T")
-# The first error ends the check: a body of a million wrong items would give a million errors, and
-# they take minutes and gigabytes.
-Items = Annotated[list[T], Field(fail_fast=True)]
 
 
-def _first_wrong(is_good: Callable[[Any], bool]) -> BeforeValidator:
-    """Makes of a dictionary with wrong values one that has only the first of them."""
-
-    def keep(given: object) -> object:
-        if not isinstance(given, dict):
-            return given
-        wrong = next((key for key, value in given.items() if not is_good(value)), None)
-        return given if wrong is None else {wrong: given[wrong]}
-
-    return BeforeValidator(keep)
-
-
-Bias = Annotated[float, Field(ge=-100.0, le=100.0, allow_inf_nan=False)]
-Biases = Annotated[
-    dict[str, Bias] | None, _first_wrong(lambda value: is_number(value) and abs(value) <= 100.0)
-]
-Variables = Annotated[
-    dict[str, str | int | float | bool | None] | None,
-    _first_wrong(lambda value: value is None or isinstance(value, str | int | float)),
-]
-
-
-class _Strict(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True)
-
-    @model_validator(mode="before")
-    @classmethod
-    def _with_one_unknown(cls, given: object) -> object:
-        """Of the fields that are not known one is enough, for the same reason."""
-        if not isinstance(given, dict) or len(given) <= len(cls.model_fields):
-            return given
-        names = {field.alias or name for name, field in cls.model_fields.items()}
-        unknown = next((key for key in given if key not in names), None)
-        kept = {key: value for key, value in given.items() if key in names}
-        return kept if unknown is None else {**kept, unknown: given[unknown]}
-
-
-class TextPart(_Strict):
+class TextPart(Strict):
     """The one kind of content part that a text model can read."""
 
     type: Literal["text"]
     text: str
 
 
-class CalledFunction(_Strict):
+class CalledFunction(Strict):
     """What an earlier reply called. arguments: JSON text."""
 
     name: str
     arguments: str
 
 
-class ToolCall(_Strict):
+class ToolCall(Strict):
     """One call of an earlier reply."""
 
     id: str
@@ -143,7 +96,7 @@ class Message(BaseModel):
         )
 
 
-class Function(_Strict):
+class Function(Strict):
     """A tool's function. parameters: a JSON schema."""
 
     name: Annotated[str, Field(pattern=r"^[a-zA-Z0-9_.-]{1,64}$")]
@@ -152,39 +105,39 @@ class Function(_Strict):
     strict: bool | None = None
 
 
-class Tool(_Strict):
+class Tool(Strict):
     """A tool that the model may call."""
 
     type: Literal["function"]
     function: Function
 
 
-class FunctionName(_Strict):
+class FunctionName(Strict):
     """The name of one of the tools."""
 
     name: str
 
 
-class NamedTool(_Strict):
+class NamedTool(Strict):
     """The tool that must be called."""
 
     type: Literal["function"]
     function: FunctionName
 
 
-class TextFormat(_Strict):
+class TextFormat(Strict):
     """Any text."""
 
     type: Literal["text"]
 
 
-class JsonObjectFormat(_Strict):
+class JsonObjectFormat(Strict):
     """Any JSON object."""
 
     type: Literal["json_object"]
 
 
-class JsonSchema(_Strict):
+class JsonSchema(Strict):
     """A named JSON schema; it is enforced whether strict or not."""
 
     name: str
@@ -193,14 +146,14 @@ class JsonSchema(_Strict):
     strict: bool | None = None
 
 
-class JsonSchemaFormat(_Strict):
+class JsonSchemaFormat(Strict):
     """JSON that fits a schema."""
 
     type: Literal["json_schema"]
     json_schema: JsonSchema
 
 
-class StreamOptions(_Strict):
+class StreamOptions(Strict):
     """include_usage: a last event with the token counts. include_pieces: token texts in x_dspark,
     each with whether it was drafted."""
 
@@ -209,7 +162,7 @@ class StreamOptions(_Strict):
     include_obfuscation: Literal[False] | None = None
 
 
-class SamplingFields(_Strict):
+class SamplingFields(Strict):
     """What /v1/chat/completions and /v1/completions have in common."""
 
     model: str | None = None
@@ -265,7 +218,7 @@ class CompletionRequest(SamplingFields):
     best_of: Literal[1] | None = None
 
 
-class TokenizeRequest(_Strict):
+class TokenizeRequest(Strict):
     """The body of POST /tokenize. add_special: put the model's begin token in front."""
 
     content: str
@@ -273,50 +226,17 @@ class TokenizeRequest(_Strict):
     model: str | None = None
 
 
-class DetokenizeRequest(_Strict):
+class DetokenizeRequest(Strict):
     """The body of POST /detokenize."""
 
     tokens: Items[TokenId]
     model: str | None = None
 
 
-class TemplateRequest(_Strict):
+class TemplateRequest(Strict):
     """The body of POST /apply-template."""
 
     messages: Annotated[Items[Message], Field(min_length=1)]
     tools: Items[Tool] | None = None
     chat_template_kwargs: Variables = None
     model: str | None = None
-
-
-class Tokens(BaseModel):
-    """The answer of /tokenize."""
-
-    tokens: list[int]
-
-
-class Content(BaseModel):
-    """The answer of /detokenize."""
-
-    content: str
-
-
-class Prompt(BaseModel):
-    """The answer of /apply-template."""
-
-    prompt: str
-
-
-class ErrorDetail(BaseModel):
-    """What went wrong, in OpenAI's words."""
-
-    message: str
-    type: str
-    param: str | None
-    code: str | None
-
-
-class ErrorBody(BaseModel):
-    """The body of every answer that is not a success."""
-
-    error: ErrorDetail

@@ -12,15 +12,23 @@ from pathlib import Path
 from ..speculation import Mode
 
 LOOPBACK_NAMES = frozenset({"localhost", "127.0.0.1", "::1"})
+BODY_BYTES = 1 << 20  # whatever the context holds: tools, schemas, and what is not text
+BODY_BYTES_PER_TOKEN = 16  # of text in JSON, escapes and all
 MIN_KEY_LEN = 16  # characters: below that a key can be guessed over the network
 
 
 @dataclass(slots=True, frozen=True, kw_only=True)
 class Limits:
-    """What one request may ask for. Sizes in bytes, times in seconds."""
+    """What one request may ask for. Sizes in bytes, times in seconds.
 
-    body_bytes: int = 8 << 20
-    body_s: float = 30.0  # to send a whole body
+    body_bytes: of a whole body; None: as much as a conversation that fills the context may need,
+    see Settings.body_bytes. head_s, body_s: to send it. write_s: to take what was sent.
+    """
+
+    body_bytes: int | None = None
+    head_s: float = 30.0
+    body_s: float = 30.0
+    write_s: float = 30.0
     bytes_per_token: int = 256  # longest prompt text: this for each token that the context holds
     n_choices: int = 16
     n_stops: int = 16
@@ -93,6 +101,16 @@ class Settings:
                 raise ValueError(
                     f"origin is {origin!r}; write scheme, host and port, e.g. http://localhost:3000"
                 )
+
+    @property
+    def body_bytes(self) -> int:
+        """The largest body that is read.
+
+        While JSON is parsed nothing else runs in the process, so this is no more than is needed.
+        """
+        if self.limits.body_bytes is not None:
+            return self.limits.body_bytes
+        return BODY_BYTES + self.engine.n_ctx * BODY_BYTES_PER_TOKEN
 
     @property
     def is_loopback(self) -> bool:

@@ -13,8 +13,8 @@ from prometheus_client.exposition import generate_latest
 
 from ..device import Reading, Readings
 from ..pressure import STEPS
-from .engine_thread import Snapshot
 from .hub import ModelHub
+from .jobs import Snapshot
 from .metrics import Collector, Totals
 from .settings import Settings
 
