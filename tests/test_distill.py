@@ -29,9 +29,9 @@ from dspark_edge.calibration import load_calibration
 from dspark_edge.distill import __main__ as command
 from dspark_edge.distill import parity as parity_module
 from dspark_edge.distill.build import new_drafter
-from dspark_edge.distill.evaluate import evaluate
 from dspark_edge.distill.export import export, read_back
-from dspark_edge.distill.pipeline import Options, distill
+from dspark_edge.distill.options import Options
+from dspark_edge.distill.pipeline import distill
 from dspark_edge.distill.report import Facts
 from dspark_edge.distill.settings import DataSettings, Shape, TrainSettings
 from dspark_edge.distill.shards import ShardStore
@@ -95,7 +95,7 @@ def untrained_of(facts: Facts, target: Path) -> tuple[float, Path]:
     )
     checkpoint = work / "none.pt"
     trainer = Trainer(drafter, vocabulary, store, TrainSettings(), checkpoint)
-    tau = evaluate(drafter, trainer.held_out, vocabulary).greedy_tau
+    tau = trainer.reached().greedy_tau
     path = facts.drafter.with_name("untrained.gguf")
     export(drafter, vocabulary, file, path, kind="f16", provenance={})
     return tau, path
@@ -127,7 +127,7 @@ def started_from(start: Path, facts: Facts, target: Path, shape: Shape | None = 
     )
     checkpoint = facts.drafter.parent / "none.pt"
     trainer = Trainer(drafter, vocabulary, store, TrainSettings(), checkpoint)
-    return evaluate(drafter, trainer.held_out, vocabulary).greedy_tau
+    return trainer.reached().greedy_tau
 
 
 def test_training_goes_on_from_a_drafter_file(facts: Facts, shallow_target: Path) -> None:
@@ -169,6 +169,14 @@ def test_the_fit_and_the_page_lie_beside_the_drafter(facts: Facts) -> None:
     assert "worth using here" in page.lower()
     assert f"| tau | {facts.acceptance.greedy_tau:.3f} |" in page
     assert page.count("\n| ") > 20 + len(facts.curve)
+    assert "(tiny-dspark.svg)" in page
+    assert facts.drafter.with_suffix(".svg").read_text().count("<polyline") >= 5
+    judged = facts.trial.calibrated
+    assert judged is not None
+    assert judged.head is not None
+    assert len(judged.fitted.by_position) == len(judged.head.by_position) == facts.shape.block_size
+    assert judged.fitted.survival.ece < judged.head.survival.ece + 0.05
+    assert [each.name for each in facts.trial.sets] == ["chat", "code", "math", "edit"]
     assert not list(facts.drafter.parent.glob("*.unchecked"))
 
 
@@ -183,7 +191,7 @@ def test_a_wrong_file_fails_the_parity_check_and_gets_no_name(
             drafter.get_parameter("layers.0.attn_k").neg_()
         return drafter
 
-    monkeypatch.setattr("dspark_edge.distill.pipeline.read_back", damaged)
+    monkeypatch.setattr("dspark_edge.distill.finish.read_back", damaged)
     options = options_of(shallow_target, facts.drafter.parent)
     options.out = facts.drafter.with_name("other.gguf")
     with pytest.raises(DsparkError, match=r"differ by|where PyTorch drafts"):

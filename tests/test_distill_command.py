@@ -16,7 +16,8 @@ from dspark_edge import DsparkError
 from dspark_edge.distill import __main__ as command
 from dspark_edge.distill.lock import alone_in
 from dspark_edge.distill.my_chats import read_chats
-from dspark_edge.distill.pipeline import Options, distill
+from dspark_edge.distill.options import Options
+from dspark_edge.distill.pipeline import distill
 from dspark_edge.distill.settings import DataSettings
 from dspark_edge.sessions import Session, SessionStore
 

@@ -15,7 +15,7 @@ from ..sessions import SessionStore
 from .my_chats import read_chats
 
 if TYPE_CHECKING:
-    from .pipeline import Options
+    from .options import Options
 
 STOPPED = 130  # what a shell gives for Ctrl-C
 
@@ -40,7 +40,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _options(args: argparse.Namespace) -> Options:
-    from .pipeline import Options
+    from .options import Options
     from .prompts import read_given
     from .settings import DataSettings, TrainSettings
 
@@ -104,7 +104,7 @@ def _parser() -> argparse.ArgumentParser:
         description="Trains a drafter on what a GGUF model itself writes.",
     )
     add = parser.add_argument
-    add("--target", required=True, help="a GGUF file, or a name of the catalogue")
+    add("--target", required=True, help=TARGET_HELP)
     add("--out", type=Path, required=True, metavar="FILE.gguf")
     add("--hours", type=float, default=2.0, help="all stages together, over all starts")
     add("--prompts", type=Path, action="append", default=[], metavar="FILE", help=PROMPTS_HELP)
@@ -130,6 +130,10 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
+TARGET_HELP = (
+    "a GGUF file, or a name of the catalogue; where many sequences side by side are slow in its "
+    "format, give a copy (llama-quantize --allow-requantize IN OUT Q8_0): its drafter fits both"
+)
 PROMPTS_HELP = "prompts to mix in: JSON lines, or a prompt a line; may be given again"
 PRECISION_HELP = "of products in training; auto: bfloat16 where this CPU is faster at it"
 MY_CHATS_HELP = "mix in what you wrote in your saved chats; the drafter's file names none of it"

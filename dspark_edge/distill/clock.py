@@ -56,22 +56,23 @@ class Clock:
 
 
 class Pieces:
-    """Work until `share` of a clock's time that is done in pieces of about the same length: a piece
-    that would end too late is not begun."""
+    """Work until `share` of a clock's time that is done in pieces: one that would end too late,
+    were it as long as the longest so far, is not begun. Once it is over it stays so."""
 
-    def __init__(self, clock: Clock, share: float) -> None:
+    def __init__(self, clock: Clock, share: float, *, longest_s: float = 0.0) -> None:
+        """longest_s: of pieces like these that were done before."""
+        self.longest_s = longest_s
         self._clock = clock
         self._share = share
         self._asked_s: float | None = None
-        self._longest_s = 0.0
 
     def is_over(self) -> bool:
         """Ask in front of each piece; the time between two questions is a piece's."""
         spent_s = self._clock.spent_s
         if self._asked_s is not None:
-            self._longest_s = max(self._longest_s, spent_s - self._asked_s)
+            self.longest_s = max(self.longest_s, spent_s - self._asked_s)
         self._asked_s = spent_s
-        return self._clock.left_s(self._share) <= self._longest_s
+        return self._clock.left_s(self._share) <= self.longest_s
 
 
 def _clock(seconds: float) -> str:

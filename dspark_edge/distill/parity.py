@@ -6,7 +6,7 @@ Refuses to know training.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,8 +19,13 @@ from .model import Drafter
 from .settings import Kind
 
 SEQ_ID = 0
-# In logits. Of q8_0 llama.cpp rounds the activations as well, in every product.
-TOLERANCE: dict[Kind, float] = {"f16": 1e-2, "q8_0": 0.5}
+MIN_BLOCKS = 2  # compared however late it is
+# In logits. Of q8_0 llama.cpp rounds the activations as well, in every product: three times the
+# largest difference of 95 slots of the drafter that comes with this package (0.131; median 0.037).
+# Tiny drafters came to 0.062.
+TOLERANCE: dict[Kind, float] = {"f16": 1e-2, "q8_0": 0.4}
+# In probability; the largest of the same slots was 0.0051.
+CONFIDENCE_TOLERANCE: dict[Kind, float] = {"f16": 1e-2, "q8_0": 0.02}
 
 
 @dataclass(slots=True)
@@ -44,9 +49,11 @@ def check_parity(
     *,
     kind: Kind,
     n_threads: int,
+    is_over: Callable[[], bool] = lambda: False,
 ) -> Parity:
     """drafter: the exported file's weights, on the CPU. prompts: token ids, each at least 2; a
-    block is drafted from each one's last token.
+    block is drafted from each one's last token. is_over: asked in front of loading and of each
+    block; then no more than MIN_BLOCKS are compared.
 
     Raises DsparkError when the two differ by more than the format explains.
     """
@@ -64,11 +71,14 @@ def check_parity(
             )
         )
 
+    is_over()
     tapped, pair = decoder(""), decoder(str(exported))
     tapped.tap(list(drafter.shape.taps))
     result = Parity(0, 0.0, 0.0, 0)
     try:
         for prompt in prompts:
+            if is_over() and result.n_blocks >= MIN_BLOCKS:
+                break
             *before, anchor = prompt
             for each in (tapped, pair):
                 each.open_sequence(SEQ_ID, SamplingConfig())
@@ -77,7 +87,7 @@ def check_parity(
             features = torch.from_numpy(tapped.tapped_rows()[0])
             theirs = pair.draft([SEQ_ID], [anchor])[0]
             ours = _draft(drafter, vocabulary, features, anchor)
-            _compare(result, ours, theirs, TOLERANCE[kind])
+            _compare(result, ours, theirs, kind)
     finally:
         tapped.close()
         pair.close()
@@ -111,7 +121,8 @@ def _draft(
     return slots
 
 
-def _compare(result: Parity, ours: Sequence[_Slot], theirs: Draft, tolerance: float) -> None:
+def _compare(result: Parity, ours: Sequence[_Slot], theirs: Draft, kind: Kind) -> None:
+    tolerance, of_confidence = TOLERANCE[kind], CONFIDENCE_TOLERANCE[kind]
     result.n_blocks += 1
     tokens, confidences, leads = theirs
     for slot, (mine, token, confidence, lead) in enumerate(
@@ -127,9 +138,9 @@ def _compare(result: Parity, ours: Sequence[_Slot], theirs: Draft, tolerance: fl
             )
         result.lead_error = max(result.lead_error, abs(mine.lead - lead))
         result.confidence_error = max(result.confidence_error, abs(mine.confidence - confidence))
-    if result.lead_error > tolerance or result.confidence_error > tolerance:
+    if result.lead_error > tolerance or result.confidence_error > of_confidence:
         raise DsparkError(
             f"llama.cpp and PyTorch differ by {result.lead_error:.4f} logits and "
-            f"{result.confidence_error:.4f} in confidence; at most {tolerance} is explained by "
-            "the file's format, so it is not used"
+            f"{result.confidence_error:.4f} in confidence; at most {tolerance} and {of_confidence} "
+            "are explained by the file's format, so it is not used"
         )

@@ -1,4 +1,4 @@
-"""The page about a finished drafter: Markdown, with a plain verdict.
+"""The page about a finished drafter: Markdown and a picture beside it, with a plain verdict.
 
 Refuses to know how its numbers came about.
 """
@@ -7,14 +7,20 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from urllib.parse import quote
 
+from ..files import write_atomically
+from ..reliability import Reliability
+from .chart import Panel, Series, svg
 from .evaluate import Acceptance
+from .outlook import Outlook, outlook
 from .parity import Parity
 from .settings import Shape
 from .train import Point
-from .trial import Trial
+from .trial import Trial, total
 
 WORTH_IT = 1.03  # gain from which a drafter is worth its memory
+MORE_DATA = (2, 4, 8)  # times the anchors that the outlook looks at
 
 
 @dataclass(slots=True, kw_only=True)
@@ -52,13 +58,53 @@ def verdict(trial: Trial) -> str:
     )
 
 
+def write_report(facts: Facts) -> Path:
+    """Page and picture beside the drafter; returns the page. Raises OSError."""
+    page = facts.drafter.with_suffix(".md")
+    for path, text in ((_picture(facts), picture(facts.curve)), (page, markdown(facts))):
+        if not write_atomically(path, text):
+            raise OSError(f"{path} cannot be written; the drafter itself is {facts.drafter}")
+    return page
+
+
+def picture(curve: list[Point]) -> str:
+    """The training curve as SVG: losses, and held-out tau with where its line leads."""
+
+    def series(name: str, of: str) -> Series:
+        return Series(name=name, points=[(p.n_anchors, getattr(p, of)) for p in curve])
+
+    tau = [series("greedy", "greedy_tau"), series("sampling bound", "sampled_tau")]
+    if (found := outlook(curve)) is not None:
+        tau.append(Series(name="extrapolated", points=_line(found), is_dashed=True))
+    others = [series("total variation", "total_variation"), series("confidence", "confidence")]
+    anchors = "anchors seen"
+    return svg(
+        [
+            Panel(title="Cross-entropy", x_label=anchors, series=[series("", "cross_entropy")]),
+            Panel(title="Other losses", x_label=anchors, series=others),
+            Panel(title="Held-out tau", x_label=anchors, series=tau),
+        ]
+    )
+
+
+def _line(found: Outlook) -> list[tuple[float, float]]:
+    ends = (float(found.from_anchors), float(MORE_DATA[0] * found.n_anchors))
+    return [(n_anchors, 1.0 + found.gained_at(n_anchors)[0]) for n_anchors in ends]
+
+
+def _picture(facts: Facts) -> Path:
+    return facts.drafter.with_suffix(".svg")
+
+
 def markdown(facts: Facts) -> str:
     """The page."""
     parts = [
         f"# {facts.drafter.name}",
         f"A DSpark drafter for {facts.target_name}. {verdict(facts.trial)}",
         _facts(facts),
-        "## Training\n" + _curve(facts.curve),
+        f"## Training\n![the training curve]({quote(_picture(facts).name)})",
+        _curve(facts.curve),
+        "## What more data would bring\n" + _outlook(facts.curve),
         "## Acceptance by position\n" + _acceptance(facts.acceptance),
         "## Calibration\n" + _calibration(facts.trial),
         "## Speed on held-out prompts, temperature 0\n" + _speed(facts.trial),
@@ -131,28 +177,72 @@ def _acceptance(acceptance: Acceptance) -> str:
     return head + "\n" + _table(["position", "greedy", "sampling bound"], rows)
 
 
+def _outlook(curve: list[Point]) -> str:
+    found = outlook(curve)
+    if found is None:
+        return "The curve has too few points to say."
+    now = curve[-1].greedy_tau - 1.0
+    rows = [["now, measured", f"{now:.3f}", ""]]
+    for times in MORE_DATA:
+        gained, error = found.gained_at(times * found.n_anchors)
+        rows.append([f"{times} times the anchors", f"{gained:.3f}", f"{error:.3f}"])
+    return (
+        f"From {found.from_anchors} to {found.n_anchors} anchors, over {found.n_points} points, "
+        f"each doubling gave {found.slope:.3f} (standard error {found.slope_error:.3f}) draft "
+        "tokens more per round at temperature 0: least squares of tau - 1 against log2(anchors). "
+        "Beyond that the line is an extrapolation, and rather too steep: while it was measured the "
+        "learning rate fell too, which lifts tau by itself. The errors are those of the line; not "
+        "in them is how well the few held-out replies stand for others.\n\n"
+        + _table(["anchors", "tau - 1", "standard error"], rows)
+    )
+
+
 def _calibration(trial: Trial) -> str:
     if trial.calibrated is None:
         return "None; the runtime learns while it runs."
-    fit = trial.calibrated
+    found = trial.calibrated
+    after = [found.fitted.survival, *found.fitted.by_position]
+    before: list[Reliability | None] = [None] * len(after)
+    if found.head is not None:
+        before = [found.head.survival, *found.head.by_position]
+    rows = [
+        [
+            "all" if slot == 0 else str(slot),
+            str(fitted.n),
+            "" if head is None else _percent(head.ece),
+            _percent(fitted.ece),
+            _percent(fitted.ece_of_chance),
+        ]
+        for slot, (head, fitted) in enumerate(zip(before, after, strict=True))
+    ]
+    head_row = ["position", "outcomes", "confidence head as trained", "calibrated", "chance"]
     return (
-        f"{fit.path.name}: {100 * fit.ece:.1f} % expected calibration error of survival on the "
-        f"{fit.n} outcomes that it was fit to."
+        f"{found.path.name}. Expected calibration error of survival in percent, on every second "
+        "text, of a fit to the others; the file's own fit is to all of them. Chance is what exact "
+        "estimates would show on so few outcomes, were they independent.\n\n"
+        + _table(head_row, rows)
     )
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.1f}"
 
 
 def _speed(trial: Trial) -> str:
     if not trial.sets:
         return "Not measured."
+    speeds = [*trial.sets, total(trial.sets)] if len(trial.sets) > 1 else trial.sets
     rows = [
         [
             each.name,
             str(each.n_prompts),
-            f"{each.n_tokens / each.plain_s:.1f}",
-            f"{each.gain:.2f}",
+            f"{each.plain.rate:.1f}",
+            f"{each.auto.rate:.1f}",
+            "" if each.gain is None else f"{each.gain:.2f}",
+            f"{each.full.rate:.1f}",
             f"{each.full_tau:.2f}",
         ]
-        for each in trial.sets
+        for each in speeds
     ]
-    head = ["prompts", "how many", "plain, tokens/s", 'speculation="auto", times plain']
-    return _table([*head, "tau, always whole blocks"], rows)
+    head = ["prompts", "how many", "plain", 'speculation="auto"', "times plain"]
+    return "In tokens per second.\n\n" + _table([*head, "always whole blocks", "their tau"], rows)

@@ -14,6 +14,8 @@ from ..files import fingerprint, write_atomically
 
 Kind = Literal["f16", "q8_0"]
 SETTINGS_FILE = "settings.json"
+RESERVE, RESERVE_MAX = 0.07, 0.3  # of the time, for what comes after training, and ...
+RESERVE_S = 120.0  # ... the seconds that it should have
 
 
 @dataclass(slots=True, frozen=True, kw_only=True)
@@ -69,10 +71,31 @@ class TrainSettings:
 
 @dataclass(slots=True, frozen=True, kw_only=True)
 class Shares:
-    """Parts of the time: data until `data`, training until `train`, the rest for the report."""
+    """Parts of the time, each until a stage's end: sampling, training, comparing with llama.cpp,
+    calibrating, measuring. What is left after them is for what ends late."""
 
-    data: float = 0.25
-    train: float = 0.93
+    data: float
+    train: float
+    parity: float
+    calibrate: float
+    measure: float
+
+
+def shares_of(total_s: float) -> Shares:
+    """For a run of so many seconds: what comes after training needs some in any case (models are
+    loaded and prompts run), so that a short run reserves a larger part for it."""
+    reserve = max(RESERVE, min(RESERVE_S / total_s, RESERVE_MAX))
+
+    def after(used: float) -> float:
+        return 1.0 - reserve * (1.0 - used)
+
+    return Shares(
+        data=0.25,
+        train=after(0.0),
+        parity=after(0.25),
+        calibrate=after(0.5),
+        measure=after(0.85),
+    )
 
 
 def check_same_work(work: Path, target: Path, shape: Shape, data: DataSettings) -> None:

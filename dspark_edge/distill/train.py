@@ -18,7 +18,7 @@ from torch import nn
 
 from .batch import DraftVocabulary, Sequence, to_device
 from .clock import Clock
-from .evaluate import evaluate
+from .evaluate import Acceptance, evaluate
 from .loss import losses, weights_at
 from .model import Drafter
 from .settings import TrainSettings
@@ -82,7 +82,8 @@ class Trainer:
         self._optimisers = _optimisers(drafter, settings)
         self._sums = [0.0, 0.0, 0.0, 0.0]  # of the losses since the last point, and how many
         self._judged = self._held_out()
-        self._judging_s = 0.0  # what the last point took
+        self._reached: Acceptance | None = None  # of the weights as they are
+        self._judging_s = self._saving_s = 0.0  # what the last point, and checkpoint, took
         if checkpoint.exists():
             self._load()
 
@@ -94,21 +95,24 @@ class Trainer:
         stream = self._stream()
         progress = self.progress
 
+        step_s = 0.0
+
         def is_over() -> bool:
             if max_steps is not None and progress.n_steps >= max_steps:
                 return True
-            return clock.left_s(share) <= self._judging_s  # the last point is the stage's too
+            # The last point and checkpoint are the stage's too.
+            return clock.left_s(share) <= step_s + self._judging_s + self._saving_s
 
         while not is_over():
+            begun_s = clock.spent_s
             done = progress.trained_s / stage_s
             if max_steps is not None:
                 done = max(done, progress.n_steps / max_steps)
             self._step(stream, min(1.0, done))
+            step_s = clock.spent_s - begun_s
             progress.trained_s = before_s + clock.spent_s - start_s
             if done >= len(progress.curve) / N_POINTS:
-                begun_s = clock.spent_s
-                self._add_point()
-                self._judging_s = clock.spent_s - begun_s
+                self._add_point(clock)
                 point = progress.curve[-1]
                 clock.say(
                     f"trained on {progress.n_anchors} anchors, cross-entropy "
@@ -118,11 +122,12 @@ class Trainer:
                 self.save(clock)
                 saved_s = clock.spent_s
             clock.say(f"trained on {progress.n_anchors} anchors", share=share)
-        self._add_point()
+        self._add_point(clock)
         self.save(clock)
 
     def save(self, clock: Clock) -> None:
         """Writes the checkpoint, whole or not at all."""
+        begun_s = clock.spent_s
         state = {
             "drafter": self.drafter.state_dict(),
             "optimisers": [each.state_dict() for each in self._optimisers],
@@ -135,11 +140,13 @@ class Trainer:
             os.fsync(file.fileno())
         os.replace(temporary, self._checkpoint)
         clock.save()
+        self._saving_s = clock.spent_s - begun_s
 
-    @property
-    def held_out(self) -> list[Sequence]:
-        """The sequences of the curve."""
-        return self._judged
+    def reached(self) -> Acceptance:
+        """On the held-out sequences of the curve, by the weights as they are now."""
+        if self._reached is None:
+            self._reached = evaluate(self.drafter, self._judged, self._vocabulary)
+        return self._reached
 
     def _load(self) -> None:
         state: dict[str, Any] = torch.load(
@@ -176,6 +183,7 @@ class Trainer:
         for optimiser in self._optimisers:
             optimiser.step()
         self.progress.n_steps += 1
+        self._reached = None
 
     def _stream(self) -> Iterator[Sequence]:
         """Training sequences without end: shards in random order, each one's in random order."""
@@ -199,12 +207,14 @@ class Trainer:
                 break
         return [to_device(sampled, self._device) for sampled in kept[:N_JUDGED]]
 
-    def _add_point(self) -> None:
+    def _add_point(self, clock: Clock) -> None:
         if self._sums[3] == 0.0:
             return
         ce, tv, bce = (each / self._sums[3] for each in self._sums[:3])
         self._sums = [0.0, 0.0, 0.0, 0.0]
-        reached = evaluate(self.drafter, self._judged, self._vocabulary)
+        begun_s = clock.spent_s
+        reached = self.reached()
+        self._judging_s = clock.spent_s - begun_s
         progress = self.progress
         progress.curve.append(
             Point(
