@@ -370,7 +370,7 @@ def test_an_engine_that_breaks_costs_its_requests_and_is_made_anew(tiny_llama: P
     def make(path: Path, options: EngineOptions, progress: Progress) -> Engine:
         nonlocal n_made
         n_made += 1
-        return scripted(answering("fine"), after=break_down)(path, options)
+        return scripted(answering("fine"), after=break_down)(path, options, progress)
 
     with running(tiny_settings(tiny_llama), make) as server:
         broken = server.chat()
