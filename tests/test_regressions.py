@@ -140,13 +140,17 @@ def test_a_reader_that_leaves_early_sees_no_traceback(tiny_llama: Path) -> None:
     assert b"Traceback" not in done.stderr
 
 
-def test_bytes_that_are_no_text_in_the_locale_are_replaced(tiny_llama: Path) -> None:
+@pytest.mark.parametrize(("text", "code"), [(b"caf\xc3\xa9\n", 0), (b"caf\xe9\n", 1)])
+def test_the_locale_does_not_decide_what_input_means(
+    tiny_llama: Path, text: bytes, code: int
+) -> None:
     command = [sys.executable, "-m", "dspark_edge.chat", "--model", str(tiny_llama)]
     done = subprocess.run(
         [*command, "--drafter", "none", "--ctx", "256", "--threads", "1", "--max-tokens", "5"],
-        input=b"caf\xe9\n",
+        input=text,
         capture_output=True,
         env={**os.environ, "LC_ALL": "C"},
         timeout=60,
     )
-    assert done.returncode == 0, done.stderr
+    assert done.returncode == code, done.stderr
+    assert (b"not UTF-8: byte 0xe9 at offset 3" in done.stderr) == (code == 1)
