@@ -29,7 +29,7 @@ def print_comparison(report: dict[str, Any]) -> None:
         ours = of_set[0]["ours_over_it"]["ours"]
         say(f"\n{prompts}")
         say(
-            f"  {'':{width}}{'tok/s':>8}{'quartiles':>16}{'x plain':>9}{ours + '/it':>9}"
+            f"  {'':{width}}{'tok/s':>8}{'quartiles':>16}{'x plain':>9}{ours + '/it':>14}"
             f"{'quartiles':>15}{'tau':>6}{'ttft ms':>9}{'clock':>9}"
             f"{'same':>7}{'ties':>6}{'other':>7}{'margin':>8}"
         )
@@ -49,7 +49,7 @@ def _line(line: dict[str, Any], width: int) -> str:
         f"  {line['mode']:{width}}{number(line['decode_tps'], '.1f'):>8}"
         f"{value_range(line['decode_tps_quartiles'], '.1f'):>16}"
         f"{number(line['ratio_to_plain'], '.3f'):>9}"
-        f"{number(over['median'], '.3f'):>9}{value_range(over['quartiles'], '.3f'):>15}"
+        f"{number(over['median'], '.3f'):>14}{value_range(over['quartiles'], '.3f'):>15}"
         f"{number(line['tau'], '.2f'):>6}{1e3 * line['ttft_s']:9.1f}{line['clock']:>9}"
         f"{counts[0]:>7}{counts[1]:>6}{counts[2]:>7}{number(margin, '.3f'):>8}"
     )
