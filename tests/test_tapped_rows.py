@@ -47,6 +47,22 @@ def reference_rows(target: Path, tokens: list[int]) -> tuple[np.ndarray, np.ndar
     return features, rms_norm(inputs[-1], norm, reference.heads.eps)
 
 
+def assert_rows_of_one_pass(
+    decoder: BlockDecoder, target: Path, prompts: dict[int, list[int]]
+) -> None:
+    """A pass over the last token of each sequence's prompt gives a row of each in their order."""
+    decoder.tap(LAYERS)
+    for seq_id, prompt in prompts.items():
+        decoder.open_sequence(seq_id, SamplingConfig())
+        decoder.prefill(seq_id, prompt[:-1])
+    decoder.verify(list(prompts), [[prompt[-1]] for prompt in prompts.values()])
+    features, hidden = decoder.tapped_rows()
+    for row, prompt in enumerate(prompts.values()):
+        expected_features, expected_hidden = reference_rows(target, prompt)
+        np.testing.assert_allclose(features[row], expected_features[-1], atol=TOLERANCE)
+        np.testing.assert_allclose(hidden[row], expected_hidden[-1], atol=TOLERANCE)
+
+
 def test_a_prefill_gives_the_inputs_of_the_tapped_layers(tiny_llama: Path) -> None:
     decoder = make_decoder(tiny_llama)
     decoder.tap(LAYERS)
@@ -58,34 +74,14 @@ def test_a_prefill_gives_the_inputs_of_the_tapped_layers(tiny_llama: Path) -> No
 
 
 def test_a_pass_over_two_sequences_gives_a_row_of_each_in_their_order(tiny_llama: Path) -> None:
-    decoder = make_decoder(tiny_llama)
-    decoder.tap(LAYERS)
-    prompts = {1: PROMPT[:8], 0: PROMPT}
-    for seq_id, prompt in prompts.items():
-        decoder.open_sequence(seq_id, SamplingConfig())
-        decoder.prefill(seq_id, prompt[:-1])
-    decoder.verify(list(prompts), [[prompt[-1]] for prompt in prompts.values()])
-    features, hidden = decoder.tapped_rows()
-    for row, prompt in enumerate(prompts.values()):
-        expected_features, expected_hidden = reference_rows(tiny_llama, prompt)
-        np.testing.assert_allclose(features[row], expected_features[-1], atol=TOLERANCE)
-        np.testing.assert_allclose(hidden[row], expected_hidden[-1], atol=TOLERANCE)
+    assert_rows_of_one_pass(make_decoder(tiny_llama), tiny_llama, {1: PROMPT[:8], 0: PROMPT})
 
 
 def test_sequences_with_cells_of_their_own_see_the_same(tiny_llama: Path) -> None:
     """With a gap between their numbers too: llama.cpp then makes a pass of each run of them."""
     prompts = {0: PROMPT, 1: PROMPT[2:], 3: PROMPT[:4]}
     decoder = make_decoder(tiny_llama, n_seq=4, own_cells=True)
-    decoder.tap(LAYERS)
-    for seq_id, prompt in prompts.items():
-        decoder.open_sequence(seq_id, SamplingConfig())
-        decoder.prefill(seq_id, prompt[:-1])
-    decoder.verify(list(prompts), [[prompt[-1]] for prompt in prompts.values()])
-    features, hidden = decoder.tapped_rows()
-    for row, prompt in enumerate(prompts.values()):
-        expected_features, expected_hidden = reference_rows(tiny_llama, prompt)
-        np.testing.assert_allclose(features[row], expected_features[-1], atol=TOLERANCE)
-        np.testing.assert_allclose(hidden[row], expected_hidden[-1], atol=TOLERANCE)
+    assert_rows_of_one_pass(decoder, tiny_llama, prompts)
 
 
 def test_with_cells_of_their_own_passes_are_in_rising_order_and_even(tiny_llama: Path) -> None:

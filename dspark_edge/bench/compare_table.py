@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from .run_table import number, print_end, value_range
+from .run_table import number, print_end, print_head, value_range
 from .shared import say
 
 LEGEND = (
@@ -18,11 +18,7 @@ LEGEND = (
 
 def print_comparison(report: dict[str, Any]) -> None:
     """One block for each set of prompts, then what the columns mean and the verdict."""
-    settings = report["settings"]
-    say(
-        f"\n{report['target']}, drafter {report['drafter']}, {report['machine']['cpu']}, "
-        f"{settings['threads']} threads, temperature {settings['temperature']:g}"
-    )
+    print_head(report)
     width = max(len(line["mode"]) for line in report["modes"])
     for prompts in dict.fromkeys(line["prompts"] for line in report["modes"]):
         of_set = [line for line in report["modes"] if line["prompts"] == prompts]

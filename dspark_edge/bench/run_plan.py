@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from ..sequence import SamplingParams
 from .modes import NAMES, BenchMode, Setup, parse_modes
@@ -40,6 +41,19 @@ class Plan:
     ignore_eos: bool
     is_fresh: bool
     max_s: float  # from the start; no repeat but the first begins later
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """What every report says of it, as plain data."""
+        return {
+            "max_tokens": self.max_tokens,
+            "temperature": self.temperature,
+            "seed": self.seed,
+            "repeats": self.repeats,
+            "cool_down_s": self.cool_down_s,
+            "n_ctx": self.setup.n_ctx,
+            "threads": self.setup.n_threads,
+        }
 
     def repeat_numbers(
         self, start_s: float, clock: Callable[[], float] = time.monotonic

@@ -31,6 +31,15 @@ def print_table(report: dict[str, Any]) -> None:
     print_end(_verdict(report), report["busy"])
 
 
+def print_head(report: dict[str, Any]) -> None:
+    """What was measured on what, of a report of whole programs."""
+    settings = report["settings"]
+    say(
+        f"\n{report['target']}, drafter {report['drafter']}, {report['machine']['cpu']}, "
+        f"{settings['threads']} threads, temperature {settings['temperature']:g}"
+    )
+
+
 def print_end(verdict: str, busy: str | None) -> None:
     """What belongs under a table. busy: the report's reason."""
     say(f"\n{verdict}")

@@ -160,16 +160,7 @@ class ServerBench:
             "machine": describe_machine(),
             "servers": self._about,
             "prompts": {s.name: len(s.texts) for s in plan.sets},
-            "settings": {
-                "clients": self._clients,
-                "max_tokens": plan.max_tokens,
-                "temperature": plan.temperature,
-                "seed": plan.seed,
-                "repeats": plan.repeats,
-                "cool_down_s": plan.cool_down_s,
-                "n_ctx": plan.setup.n_ctx,
-                "threads": plan.setup.n_threads,
-            },
+            "settings": {"clients": self._clients} | plan.settings,
             "idle_share": {
                 name: self._idle_s[name] / max(self._waited_s[name], 1e-9) for name in SERVERS
             },

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from .run_table import copies, number, print_end, value_range
+from .run_table import copies, number, print_end, print_head, value_range
 from .shared import say
 
 LEGEND = (
@@ -17,11 +17,7 @@ LEGEND = (
 
 def print_servers(report: dict[str, Any]) -> None:
     """One block for each number of clients, then what the columns mean and the verdict."""
-    settings = report["settings"]
-    say(
-        f"\n{report['target']}, drafter {report['drafter']}, {report['machine']['cpu']}, "
-        f"{settings['threads']} threads, temperature {settings['temperature']:g}"
-    )
+    print_head(report)
     for clients in dict.fromkeys(line["clients"] for line in report["modes"]):
         of_count = [line for line in report["modes"] if line["clients"] == clients]
         same = "".join({copies(report["prompts"], name, clients) for name in report["prompts"]})
