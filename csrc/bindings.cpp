@@ -288,7 +288,8 @@ void bind_decoder(py::module_ & m) {
              py::arg("sampling"))
         .def("close_sequence", &BlockDecoder::close_sequence, NoGil(), py::arg("seq_id"))
         .def("n_past", &BlockDecoder::n_past, py::arg("seq_id"))
-        .def("prefill", &BlockDecoder::prefill, NoGil(), py::arg("seq_id"), py::arg("tokens"))
+        .def("prefill", &BlockDecoder::prefill, NoGil(), py::arg("seq_id"), py::arg("tokens"),
+             py::arg("for_drafter") = true)
         .def("rewind", &BlockDecoder::rewind, NoGil(), py::arg("seq_id"), py::arg("n_keep"))
         .def("save_sequence", &save_sequence, py::arg("seq_id"))
         .def("restore_sequence", &restore_sequence, py::arg("seq_id"), py::arg("blob"))

@@ -66,7 +66,8 @@ int32_t BlockDecoder::n_past(int32_t seq_id) {
     return static_cast<int32_t>(sequence(seq_id).tokens.size());
 }
 
-void BlockDecoder::prefill(int32_t seq_id, const std::vector<llama_token> & tokens) {
+void BlockDecoder::prefill(int32_t seq_id, const std::vector<llama_token> & tokens,
+                           bool for_drafter) {
     const Busy busy(mutex_);
     sequence(seq_id);
     if (tokens.empty() || tokens.size() > static_cast<size_t>(config_.n_batch)) {
@@ -76,10 +77,11 @@ void BlockDecoder::prefill(int32_t seq_id, const std::vector<llama_token> & toke
     }
     check_tokens(tokens);
     check_room(seq_id, tokens.size());
-    evaluate(seq_id, tokens);
+    evaluate(seq_id, tokens, for_drafter);
 }
 
-void BlockDecoder::evaluate(int32_t seq_id, const std::vector<llama_token> & tokens) {
+void BlockDecoder::evaluate(int32_t seq_id, const std::vector<llama_token> & tokens,
+                            bool for_drafter) {
     Sequence & seq = sequences_[seq_id];
     auto pos = static_cast<int32_t>(seq.tokens.size());
     batch_->n_tokens = 0;
@@ -92,7 +94,7 @@ void BlockDecoder::evaluate(int32_t seq_id, const std::vector<llama_token> & tok
     seq.tokens.insert(seq.tokens.end(), tokens.begin(), tokens.end());
     seq.n_last_pass = static_cast<int32_t>(tokens.size());
     if (drafter_) {
-        drafter_->keep_features(seq_id, /*first_row*/ 0, seq.n_last_pass);
+        drafter_->keep_features(seq_id, /*first_row*/ 0, seq.n_last_pass, for_drafter);
     }
 }
 
@@ -180,7 +182,7 @@ void BlockDecoder::rebuild(int32_t seq_id) {
     empty(seq_id);
     for (size_t begin = 0; begin < tokens.size(); begin += config_.n_batch) {
         const size_t end = std::min(begin + config_.n_batch, tokens.size());
-        evaluate(seq_id, {tokens.begin() + begin, tokens.begin() + end});
+        evaluate(seq_id, {tokens.begin() + begin, tokens.begin() + end}, /*for_drafter*/ true);
     }
 }
 
@@ -236,7 +238,8 @@ std::vector<Verdict> BlockDecoder::verify(
     for (size_t s = 0; s < seq_ids.size() && drafter_; ++s) {
         if (std::count(refused.begin(), refused.end(), seq_ids[s]) == 0) {
             // The anchor and the accepted draft tokens have stayed in the cache.
-            drafter_->keep_features(seq_ids[s], first_rows[s], 1 + verdicts[s].n_accepted);
+            drafter_->keep_features(seq_ids[s], first_rows[s], 1 + verdicts[s].n_accepted,
+                                    /*all*/ false);
         }
     }
     for (const int32_t seq_id : refused) {

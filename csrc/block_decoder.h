@@ -56,8 +56,9 @@ class BlockDecoder {
     void close_sequence(int32_t seq_id);
     int32_t n_past(int32_t seq_id);  // tokens in the target's cache
 
-    // Evaluates tokens behind those in the cache; at most n_batch at a time.
-    void prefill(int32_t seq_id, const std::vector<llama_token> & tokens);
+    // Evaluates tokens behind those in the cache; at most n_batch at a time. for_drafter: whether
+    // the drafter takes them all; otherwise it sees no more than the last ones.
+    void prefill(int32_t seq_id, const std::vector<llama_token> & tokens, bool for_drafter);
 
     // Cuts the caches to `n_keep` tokens. Returns how many are left: n_keep, or 0 where the target
     // cannot be cut there (recurrent states, a sliding window that has moved on) and the sequence
@@ -137,7 +138,7 @@ class BlockDecoder {
                       const std::vector<std::vector<llama_token>> & verify_tokens);
     void give_hidden(bool is_wanted);
     void decode_target(const std::vector<int32_t> & seq_ids);
-    void evaluate(int32_t seq_id, const std::vector<llama_token> & tokens);
+    void evaluate(int32_t seq_id, const std::vector<llama_token> & tokens, bool for_drafter);
     Verdict emit(Sequence & seq, const std::vector<llama_token> & verify_tokens, int32_t first_row);
     bool cut_target(int32_t seq_id);
     void rebuild(int32_t seq_id);

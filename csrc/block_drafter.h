@@ -34,17 +34,19 @@ struct DraftInput {
 
 class BlockDrafter {
   public:
-    // Features kept per sequence before they are injected without waiting for the next draft: while
-    // parked, injection then costs one drafter pass in 64 tokens, and no drafter state is ever
-    // lost.
-    static constexpr int32_t kPendingRows = 64;
+    // Of a sequence that is not drafted for, the features of the last kWindow tokens are kept, and
+    // up to twice as many. Injecting them all would cost about 2 % of the time that a parked
+    // drafter is there to save; drafts from a window of 64 tokens are nearly as good.
+    static constexpr int32_t kWindow = 64;
+    static constexpr int32_t kMaxPending = 2 * kWindow;
 
     // The pair must have a drafter and outlive this.
     BlockDrafter(ModelPair & pair, const DecoderConfig & config, PassClock & clock);
 
     // Takes the tapped layer inputs of rows of the last target pass: those of the next n_rows
-    // tokens of the sequence.
-    void keep_features(int32_t seq_id, int32_t first_row, int32_t n_rows);
+    // tokens of the sequence. When kMaxPending wait for a draft they are injected at once if
+    // `all` are wanted; otherwise the drafter forgets what is in front of the last kWindow.
+    void keep_features(int32_t seq_id, int32_t first_row, int32_t n_rows, bool all);
 
     // Forgets everything behind the first n_keep tokens.
     void cut(int32_t seq_id, int32_t n_keep);
@@ -75,6 +77,8 @@ class BlockDrafter {
     };
 
     int32_t n_pending(const Features & features) const;
+    void append_features(Features & features, int32_t first_row, int32_t n_rows);
+    void forget_oldest(int32_t seq_id);
     void inject(const std::vector<int32_t> & seq_ids);
     bool inject_batch();
     void drop_block(int32_t seq_id);

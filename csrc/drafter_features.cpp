@@ -12,30 +12,46 @@ int32_t BlockDrafter::n_pending(const Features & features) const {
     return static_cast<int32_t>(features.pending.size()) / pair_.n_feature();
 }
 
-void BlockDrafter::keep_features(int32_t seq_id, int32_t first_row, int32_t n_rows) {
-    std::vector<float> & pending = features_[seq_id].pending;
-    const auto n_embd = static_cast<size_t>(llama_model_n_embd(pair_.target()));
-    const size_t n_feature = pair_.n_feature();
+void BlockDrafter::keep_features(int32_t seq_id, int32_t first_row, int32_t n_rows, bool all) {
+    Features & features = features_[seq_id];
     for (int32_t done = 0; done < n_rows;) {
-        const int32_t n = std::min(n_rows - done, kPendingRows - n_pending(features_[seq_id]));
-        const size_t old_size = pending.size();
-        pending.resize(old_size + n * n_feature);
-        // The layers' rows side by side, in the order in which the drafter's fc reads them.
-        float * column = pending.data() + old_size;
-        for (const int32_t layer : file().target_layers) {
-            const float * rows =
-                llama_get_embeddings_layer_inp(pair_.target_ctx(), static_cast<uint32_t>(layer));
-            for (int32_t i = 0; i < n; ++i) {
-                std::memcpy(column + i * n_feature, rows + (first_row + done + i) * n_embd,
-                            n_embd * sizeof(float));
-            }
-            column += n_embd;
-        }
+        const int32_t n = std::min(n_rows - done, kMaxPending - n_pending(features));
+        append_features(features, first_row + done, n);
         done += n;
-        if (n_pending(features_[seq_id]) == kPendingRows) {
+        if (n_pending(features) == kMaxPending && all) {
             inject({seq_id});
+        } else if (n_pending(features) == kMaxPending) {
+            forget_oldest(seq_id);
         }
     }
+}
+
+// The layers' rows side by side, in the order in which the drafter's fc reads them.
+void BlockDrafter::append_features(Features & features, int32_t first_row, int32_t n_rows) {
+    const auto n_embd = static_cast<size_t>(llama_model_n_embd(pair_.target()));
+    const size_t n_feature = pair_.n_feature();
+    const size_t old_size = features.pending.size();
+    features.pending.resize(old_size + n_rows * n_feature);
+    float * column = features.pending.data() + old_size;
+    for (const int32_t layer : file().target_layers) {
+        const float * rows =
+            llama_get_embeddings_layer_inp(pair_.target_ctx(), static_cast<uint32_t>(layer));
+        for (int32_t i = 0; i < n_rows; ++i) {
+            std::memcpy(column + i * n_feature, rows + (first_row + i) * n_embd,
+                        n_embd * sizeof(float));
+        }
+        column += n_embd;
+    }
+}
+
+// All but the last kWindow pending features, and the cache: a cache with a hole is not accepted.
+void BlockDrafter::forget_oldest(int32_t seq_id) {
+    Features & features = features_[seq_id];
+    const int32_t n_rows = n_pending(features) - kWindow;
+    features.pending.erase(features.pending.begin(),
+                           features.pending.begin() + n_rows * pair_.n_feature());
+    features.n_past += n_rows;
+    llama_memory_seq_rm(llama_get_memory(ctx()), seq_id, -1, -1);
 }
 
 // Writes the pending features into the drafter's cache, at the positions of their tokens.

@@ -106,7 +106,7 @@ void BlockDecoder::check_saved(const SavedSequence & saved) const {
     }
     const size_t n_feature = pair_->n_feature();
     const size_t n_rows = saved.pending.size() / n_feature;
-    if (saved.pending.size() % n_feature != 0 || n_rows >= BlockDrafter::kPendingRows ||
+    if (saved.pending.size() % n_feature != 0 || n_rows >= BlockDrafter::kMaxPending ||
         saved.n_injected + n_rows != saved.tokens.size()) {
         throw Error(ErrorKind::value, "the saved sequence has features of " +
                                           std::to_string(saved.n_injected + n_rows) +

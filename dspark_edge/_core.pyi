@@ -148,9 +148,10 @@ class BlockDecoder:
     def n_past(self, seq_id: int) -> int:
         """Tokens of the sequence in the target's cache; the anchor is not one of them."""
 
-    def prefill(self, seq_id: int, tokens: Sequence[int]) -> None:
-        """Evaluates 1 to n_batch tokens behind those in the cache, for target and drafter.
+    def prefill(self, seq_id: int, tokens: Sequence[int], for_drafter: bool = True) -> None:
+        """Evaluates 1 to n_batch tokens behind those in the cache.
 
+        for_drafter: whether the drafter takes them all; otherwise it sees no more than the last.
         The last token of a prompt is left out: it is the first anchor. Raises ContextFullError,
         and DecodeError with the sequence as before.
         """

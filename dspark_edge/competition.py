@@ -121,6 +121,10 @@ class Competition:
         n_parked = sum(worth.is_parked for worth in self._worth.values())
         return f"{reason}, {n_parked} sequences parked" if n_parked else reason
 
+    def is_parked(self, n_seq: int) -> bool:
+        """Whether the drafter is parked while so many sequences run."""
+        return self._parking(n_seq).state == "parked"
+
     @property
     def is_probe(self) -> bool:
         """Whether the draft of this round only asks if drafting would pay again."""

@@ -137,7 +137,8 @@ class Rounds:
         tokens = request.tokens[begin : min(begin + n_chunk, request.n_past)]
         start = time.perf_counter()
         try:
-            self._decoder.prefill(slot.seq_id, tokens)
+            will_draft = self._speculation.will_draft(len(running))
+            self._decoder.prefill(slot.seq_id, tokens, will_draft)
         except DecodeError as error:
             self._fail(slot, request, str(error))
             return

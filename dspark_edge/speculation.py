@@ -177,6 +177,12 @@ class Speculation:
             )
         self.mode = mode
 
+    def will_draft(self, n_seq: int) -> bool:
+        """Whether the drafter, as things are, drafts for so many sequences, probes apart."""
+        if self.proposer != "drafter" or self.mode == "off" or self.held or self.released:
+            return False
+        return self.mode == "always" or not self._competition.is_parked(n_seq)
+
     def plan(
         self, requests: Sequence[Request], n_ctx: int, max_batch_tokens: int
     ) -> list[list[int]]:

@@ -129,6 +129,7 @@ class FakeDecoder:
     anchors: dict[int, int] = field(default_factory=dict)  # the only one a sequence may go on with
     passes: list[tuple[str, int]] = field(default_factory=list)  # kind, tokens in it
     n_rejections: int = 0
+    n_injected: int = 0  # tokens of prompts that the drafter was given whole
     in_memory: set[str] = field(default_factory=lambda: {"weights", "context"})
     eog_tokens: list[int] = field(default_factory=lambda: [END])
     bos_token: int = -1
@@ -227,11 +228,12 @@ class FakeDecoder:
 
     # ------------------------------------------------------------ passes
 
-    def prefill(self, seq_id: int, tokens: Sequence[int]) -> None:
+    def prefill(self, seq_id: int, tokens: Sequence[int], for_drafter: bool = True) -> None:
         cache = self._cache(seq_id)
         assert 1 <= len(tokens) <= self.n_batch
         assert len(cache) + len(tokens) < self.n_ctx, "a prompt leaves room for its anchor"
         self.passes.append(("prefill", len(tokens)))
+        self.n_injected += len(tokens) if for_drafter else 0
         self._maybe_fail([seq_id])
         cache += tokens
 

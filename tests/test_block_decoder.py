@@ -308,20 +308,6 @@ def test_drafts_with_penalties_and_bias_obey_them(tiny_llama: Path, tiny_drafter
     assert decoder.draft([0], [anchor])[0].tokens == []
 
 
-def test_drafts_after_many_parked_rounds_equal_those_of_a_fresh_prefill(
-    tiny_llama: Path, tiny_drafter: Path
-) -> None:
-    decoder = make_decoder(tiny_llama, tiny_drafter)
-    anchor = start(decoder, sampled(0.0))
-    text = go_on(decoder, anchor, 150)
-    parked = decoder.draft([0], [text.tokens[-1]])[0]
-    fresh = make_decoder(tiny_llama, tiny_drafter)
-    start(fresh, sampled(0.0), prompt=PROMPT + text.tokens)
-    expected = fresh.draft([0], [text.tokens[-1]])[0]
-    assert parked.tokens == expected.tokens
-    np.testing.assert_allclose(parked.confidence, expected.confidence, atol=1e-3)
-
-
 # ---------------------------------------------------------------- speculation changes no token
 
 

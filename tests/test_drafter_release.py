@@ -147,50 +147,95 @@ def test_texts_are_plain_through_releases_at_random_rounds(
     assert n_away > 0
 
 
-@pytest.mark.parametrize("window", [None, 6])
-def test_after_coming_back_the_drafter_knows_what_followed_and_nothing_else(
-    window: int | None, tiny_llama: Path, tmp_path: Path
-) -> None:
-    """Drafts equal the numpy reference's, fed with the features behind the gap only."""
-    path = write_drafter(tmp_path / "drafter.gguf", DrafterSpec(sliding_window=window))
-    decoder = decoder_of(tiny_llama, path)
-    target, reference = LlamaReference(tiny_llama), DrafterReference(path, tiny_llama)
-    text = list(PROMPT)
+class Watched:
+    """A text on the tiny target, and what its drafter sees of it by the numpy reference."""
 
-    def advance(n: int) -> None:
+    def __init__(self, target: Path, drafter: Path) -> None:
+        self.decoder = decoder_of(target, drafter, n_ctx=512)
+        self.text = list(PROMPT)
+        self._target, self._reference = LlamaReference(target), DrafterReference(drafter, target)
+
+    def advance(self, n: int) -> None:
         for _ in range(n):
-            text.append(decoder.verify([0], [[text[-1]]])[0].tokens[-1])
+            self.text.append(self.decoder.verify([0], [[self.text[-1]]])[0].tokens[-1])
 
-    def assert_drafts_from(first: int) -> None:
+    def assert_drafts_from(self, first: int) -> None:
+        """Drafts equal the reference's, fed with the features of tokens from `first` on only."""
+        text, reference = self.text, self._reference
         n_past = len(text) - 1
-        _, inputs = target.forward(text)
+        _, inputs = self._target.forward(text)
         features = np.concatenate([inputs[il] for il in (1, 2)], axis=1)
         reference.clear()
         reference.inject(features[first:n_past], range(first, n_past))
-        draft = decoder.draft([0], [text[-1]])[0]
+        draft = self.decoder.draft([0], [text[-1]])[0]
         trace = reference.draft(text[-1], n_past, previous=[text[-1], *draft.tokens[:-1]])
         assert trace.confidence is not None
         np.testing.assert_allclose(draft.confidence, trace.confidence, atol=2.5e-3, rtol=0)
 
+
+@pytest.mark.parametrize("window", [None, 6])
+def test_after_coming_back_the_drafter_knows_what_followed_and_nothing_else(
+    window: int | None, tiny_llama: Path, tmp_path: Path
+) -> None:
+    path = write_drafter(tmp_path / "drafter.gguf", DrafterSpec(sliding_window=window))
+    watched = Watched(tiny_llama, path)
+    decoder, text = watched.decoder, watched.text
     start(decoder, 0, PROMPT)
-    assert_drafts_from(0)
+    watched.assert_drafts_from(0)
     decoder.release_drafter_context()
-    advance(7)
+    watched.advance(7)
     decoder.load_drafter()
     gap = len(text) - 1
-    assert_drafts_from(gap)  # it sees the anchor alone
-    advance(9)
-    assert_drafts_from(gap)
+    watched.assert_drafts_from(gap)  # it sees the anchor alone
+    watched.advance(9)
+    watched.assert_drafts_from(gap)
     decoder.rewind(0, gap + 4)  # cut behind the gap
     del text[gap + 5 :]
-    assert_drafts_from(gap)
+    watched.assert_drafts_from(gap)
     decoder.rewind(0, gap - 3)  # and in front of it
     del text[gap - 2 :]
-    advance(5)
-    assert_drafts_from(gap - 3)
+    watched.advance(5)
+    watched.assert_drafts_from(gap - 3)
     decoder.rewind(0, 0)
     decoder.prefill(0, text[:-1])
-    assert_drafts_from(0)
+    watched.assert_drafts_from(0)
+
+
+def test_a_drafter_that_is_not_asked_keeps_a_window_of_the_last_tokens(
+    tiny_llama: Path, tiny_drafter: Path
+) -> None:
+    """64 tokens at least, 127 at most; what it was asked for once is forgotten then as well."""
+    watched = Watched(tiny_llama, tiny_drafter)
+    start(watched.decoder, 0, PROMPT)
+    watched.assert_drafts_from(0)
+    asked = len(PROMPT) - 1
+    watched.advance(127)
+    watched.assert_drafts_from(0)  # nothing was forgotten yet
+    watched.advance(128 + 10)
+    first = asked + 127 + 64
+    watched.decoder.rewind(0, first + 70)  # cut inside the window
+    del watched.text[first + 71 :]
+    watched.assert_drafts_from(first)
+    watched.advance(3)
+    watched.assert_drafts_from(first)
+    watched.decoder.rewind(0, first - 10)  # and in front of it: the drafter begins there
+    del watched.text[first - 9 :]
+    watched.advance(4)
+    watched.assert_drafts_from(first - 10)
+
+
+@pytest.mark.parametrize(("for_drafter", "first"), [(True, 0), (False, 64)])
+def test_a_prompt_goes_to_the_drafter_whole_where_it_will_draft(
+    for_drafter: bool, first: int, tiny_llama: Path, tiny_drafter: Path
+) -> None:
+    watched = Watched(tiny_llama, tiny_drafter)
+    watched.text[:] = PROMPT * 6
+    n_past = len(watched.text) - 1
+    assert 128 < n_past < 192
+    watched.decoder.open_sequence(0, _core.SamplingConfig())
+    for begin in range(0, n_past, 64):
+        watched.decoder.prefill(0, watched.text[begin : min(begin + 64, n_past)], for_drafter)
+    watched.assert_drafts_from(first)
 
 
 def test_a_sequence_opened_after_the_return_is_drafted_for_as_ever(pair: tuple[Path, Path]) -> None:

@@ -166,6 +166,16 @@ def test_a_warm_prompt_is_not_evaluated_again_and_the_drafter_goes_on() -> None:
     assert longer[-1].stats.n_drafted > 0
 
 
+def test_a_parked_drafter_is_not_given_prompts() -> None:
+    decoder = FakeDecoder(n_seq=1, drafter=wrong(letters))
+    engine = engine_on(decoder, "auto")
+    run(engine, prompt_of(100, 1), params(60))
+    assert decoder.n_injected == 99
+    assert engine.speculation_state.startswith("parked")
+    run(engine, prompt_of(100, 2), params(5))
+    assert (decoder.n_injected, decoder.n_tokens("prefill")) == (99, 198)
+
+
 def test_the_next_turn_reuses_prompt_and_reply() -> None:
     decoder = FakeDecoder(n_seq=1)
     engine = engine_on(decoder)

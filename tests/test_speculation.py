@@ -331,6 +331,25 @@ def test_a_dear_drafter_is_probed_so_seldom_that_probes_cost_2_percent() -> None
     assert simulation.run(2000) <= 1.03 * 2000 * cost.verify_s(1, 0)
 
 
+def test_a_prompt_is_for_the_drafter_unless_that_rests() -> None:
+    cost = FixedCost(verify_ms=(10, 15, 20, 25, 30), draft_ms=5)
+    simulation = Simulation(FakeDecoder(drafter=wrong(letters), n_ctx=4096), cost)
+    speculation = simulation.speculation
+    assert speculation.will_draft(1)  # on trial
+    simulation.run(100)
+    assert speculation.reason.startswith("parked")
+    assert not speculation.will_draft(1)
+    decoder = FakeDecoder()
+    always = speculation_on(decoder)
+    assert always.will_draft(1)
+    always.released = "no memory"
+    assert not always.will_draft(1)
+    always.released, always.held = "", "memory is short"
+    assert not always.will_draft(1)
+    assert not speculation_on(decoder, "always", "lookup").will_draft(1)
+    assert not speculation_on(decoder, "off").will_draft(1)
+
+
 def test_when_the_drafter_becomes_right_drafting_resumes_within_3_probe_periods() -> None:
     cost = FixedCost(verify_ms=(10, 11, 12, 13, 14), draft_ms=5)
     decoder = FakeDecoder(drafter=wrong(letters), n_ctx=8192)
