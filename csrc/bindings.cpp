@@ -202,7 +202,7 @@ void bind_records(py::module_ & m) {
     py::class_<SamplingParams>(m, "SamplingConfig")
         .def(py::init([](float temperature, int32_t top_k, float top_p, float min_p,
                          float repeat_penalty, float frequency_penalty, float presence_penalty,
-                         int32_t penalty_last_n, uint64_t seed,
+                         int32_t penalty_last_n, int32_t penalty_from, uint64_t seed,
                          std::vector<std::pair<llama_token, float>> logit_bias, std::string grammar,
                          int32_t n_logprobs) {
                  return SamplingParams{temperature,
@@ -213,6 +213,7 @@ void bind_records(py::module_ & m) {
                                        frequency_penalty,
                                        presence_penalty,
                                        penalty_last_n,
+                                       penalty_from,
                                        seed,
                                        std::move(logit_bias),
                                        std::move(grammar),
@@ -221,7 +222,7 @@ void bind_records(py::module_ & m) {
              py::kw_only(), py::arg("temperature") = 0.0f, py::arg("top_k") = 0,
              py::arg("top_p") = 1.0f, py::arg("min_p") = 0.0f, py::arg("repeat_penalty") = 1.0f,
              py::arg("frequency_penalty") = 0.0f, py::arg("presence_penalty") = 0.0f,
-             py::arg("penalty_last_n") = 64, py::arg("seed") = 0,
+             py::arg("penalty_last_n") = 64, py::arg("penalty_from") = 0, py::arg("seed") = 0,
              py::arg("logit_bias") = std::vector<std::pair<llama_token, float>>{},
              py::arg("grammar") = "", py::arg("n_logprobs") = -1);
 

@@ -209,6 +209,9 @@ void SamplingParams::check(int32_t n_vocab) const {
     if (penalty_last_n < 0) {
         bad_value("penalty_last_n", penalty_last_n, "0 or more");
     }
+    if (penalty_from < 0) {
+        bad_value("penalty_from", penalty_from, "0 or more");
+    }
     if (n_logprobs < -1 || n_logprobs > n_vocab) {
         bad_value("logprobs", n_logprobs, "0 to the vocabulary size, " + std::to_string(n_vocab));
     }
@@ -319,7 +322,9 @@ void Sampler::apply_penalties(LogitRow row, const std::vector<llama_token> & bef
         params_.presence_penalty == 0.0f) {
         return;
     }
-    const size_t n = std::min<size_t>(before.size(), static_cast<size_t>(params_.penalty_last_n));
+    const size_t n_skipped = std::min(before.size(), static_cast<size_t>(params_.penalty_from));
+    const size_t n =
+        std::min(before.size() - n_skipped, static_cast<size_t>(params_.penalty_last_n));
     std::vector<llama_token> window(before.end() - n, before.end());
     std::sort(window.begin(), window.end());
     for (size_t i = 0; i < window.size();) {

@@ -24,6 +24,7 @@ struct SamplingParams {
     float frequency_penalty = 0.0f;
     float presence_penalty = 0.0f;
     int32_t penalty_last_n = 64;  // how many of the last tokens the three penalties look at
+    int32_t penalty_from = 0;     // position: of those, tokens in front of it do not count
     uint64_t seed = 0;
     std::vector<std::pair<llama_token, float>> logit_bias;
     std::string grammar;      // GBNF, root rule "root"; empty: none

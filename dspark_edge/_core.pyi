@@ -14,7 +14,8 @@ import numpy.typing as npt
 built_against: str  # version of llama-cpp-python
 
 class SamplingConfig:
-    """How one sequence is sampled. Checked when it is used, not when it is made."""
+    """How one sequence is sampled. Checked when it is used, not when it is made. penalty_from: a
+    position; tokens in front of it do not count for the three penalties."""
 
     def __init__(
         self,
@@ -27,6 +28,7 @@ class SamplingConfig:
         frequency_penalty: float = 0.0,
         presence_penalty: float = 0.0,
         penalty_last_n: int = 64,
+        penalty_from: int = 0,
         seed: int = 0,
         logit_bias: Sequence[tuple[int, float]] = ...,
         grammar: str = "",

@@ -38,7 +38,7 @@ def choose(path: Path | None, drafter: str | Path | None, mode: Mode) -> Choice:
     Raises PairError for an explicit drafter that is none.
     """
     if mode == "off":
-        return Choice(None, reason='speculation="off" was asked for')
+        return Choice(None, reason="the model was loaded without it")
     if drafter is None:
         return Choice(None, reason="no drafter was asked for")
     if drafter == "lookup":

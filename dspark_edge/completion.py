@@ -27,10 +27,6 @@ _NEUTRAL: dict[str, tuple[object, str]] = {
     "mirostat_mode": (0, "the sampler chain has no such step"),
     "stopping_criteria": (None, "tokens are checked several at a time; use stop"),
     "logits_processor": (None, "logits stay in llama.cpp; use logit_bias or grammar"),
-    # llama-cpp-python counts tokens of the reply alone, our penalties those of the prompt as well.
-    "repeat_penalty": (1.0, "it would count the prompt's tokens too, and give another text"),
-    "frequency_penalty": (0.0, "it would count the prompt's tokens too, and give another text"),
-    "presence_penalty": (0.0, "it would count the prompt's tokens too, and give another text"),
 }
 
 
@@ -47,6 +43,12 @@ class Completion:
                     f"{name} is {given[name]!r:.80}, which accelerate does not honour: {reason}; "
                     f"leave it at {neutral!r}, or call the Llama itself"
                 )
+        if given["repeat_penalty"] != 1.0 and given["logit_bias"]:
+            raise ValueError(
+                "repeat_penalty and logit_bias are both given, which accelerate does not honour: "
+                "llama-cpp-python adds the bias before it divides by the penalty, the sampler "
+                "chain here after; give one, or frequency_penalty, or call the Llama itself"
+            )
         if given["echo"] and (given["logprobs"] is not None or not isinstance(prompt, str)):
             raise ValueError("echo works with a text as prompt, and without logprobs")
         self._engine = engine
@@ -59,7 +61,7 @@ class Completion:
                 f"prompt has {len(self._tokens)} tokens but the context holds {engine.n_ctx}, the "
                 "reply included; give accelerate() a larger n_ctx or shorten it"
             )
-        self._params = _params(given, engine.n_ctx - len(self._tokens))
+        self._params = _params(given, engine.n_ctx - len(self._tokens), llama.last_n_tokens_size)
         engine.check(self._params)
         self._head = {
             "id": f"cmpl-{uuid.uuid4()}",
@@ -148,7 +150,7 @@ def _joined(parts: Sequence[Response]) -> Response:
     return {name: [value for part in parts for value in part[name]] for name in names}
 
 
-def _params(given: dict[str, Any], n_room: int) -> SamplingParams:
+def _params(given: dict[str, Any], n_room: int, penalty_last_n: int) -> SamplingParams:
     """n_room: tokens that fit behind the prompt. Raises ValueError."""
     stop, limit = given["stop"] or (), given["max_tokens"]
     if given["temperature"] < 0:
@@ -158,6 +160,11 @@ def _params(given: dict[str, Any], n_room: int) -> SamplingParams:
         top_k=max(given["top_k"], 0),  # 0 and below mean off
         top_p=given["top_p"],
         min_p=given["min_p"],
+        repeat_penalty=given["repeat_penalty"],
+        frequency_penalty=given["frequency_penalty"],
+        presence_penalty=given["presence_penalty"],
+        penalty_last_n=max(penalty_last_n, 0),  # as llama.cpp: below 0 is off too
+        penalize_prompt=False,  # llama-cpp-python's sampler never sees the prompt
         seed=given["seed"],
         max_tokens=min(limit, n_room) if limit is not None and limit > 0 else n_room,
         stop=(stop,) if isinstance(stop, str) else tuple(stop),

@@ -69,12 +69,16 @@ class Intake:
             return ""
         return self._decoder.token_bytes(token, special=True).decode("utf-8", errors="replace")
 
-    def sampling(self, params: SamplingParams, *, seed: int = 0) -> SamplingConfig:
-        """The parameters as the core takes them.
+    def sampling(
+        self, params: SamplingParams, *, seed: int = 0, n_prompt: int = 0
+    ) -> SamplingConfig:
+        """The parameters as the core takes them, for a prompt of n_prompt tokens.
 
         Raises ValueError when one is out of range, or a grammar does not parse.
         """
-        sampling = sampling_config(params, seed=seed, end_tokens=self._end_tokens)
+        sampling = sampling_config(
+            params, seed=seed, n_prompt=n_prompt, end_tokens=self._end_tokens
+        )
         self._decoder.check_sampling(sampling)
         return sampling
 
@@ -87,7 +91,7 @@ class Intake:
             id=next(self._ids),
             tokens=tokens,
             params=params,
-            sampling=self.sampling(params, seed=seed),
+            sampling=self.sampling(params, seed=seed, n_prompt=len(tokens)),
             end_tokens=frozenset() if params.ignore_eos else self._end_tokens,
             stats=Stats(seed=seed, n_prompt=len(tokens)),
             text=TextStream(params.stop),

@@ -17,9 +17,10 @@ from .sequence import SamplingParams
 
 
 def sampling_config(
-    params: SamplingParams, *, seed: int, end_tokens: Iterable[int]
+    params: SamplingParams, *, seed: int, n_prompt: int, end_tokens: Iterable[int]
 ) -> SamplingConfig:
-    """seed: the one to use, since params may leave it open. end_tokens: the model's own.
+    """seed: the one to use, since params may leave it open. n_prompt: the prompt's tokens.
+    end_tokens: the model's own.
 
     Raises ValueError for a json_schema that cannot become a grammar; the core checks the rest.
     """
@@ -35,6 +36,7 @@ def sampling_config(
         frequency_penalty=params.frequency_penalty,
         presence_penalty=params.presence_penalty,
         penalty_last_n=params.penalty_last_n,
+        penalty_from=0 if params.penalize_prompt else n_prompt,
         seed=seed,
         logit_bias=bias,
         grammar=params.grammar or _grammar_of(params.json_schema),

@@ -29,11 +29,12 @@ class SamplingParams:
     """How a reply is sampled, in OpenAI's words.
 
     temperature: 0 (the likeliest token) to 100; below 0.001 it counts as 0. top_k, top_p, min_p:
-    0, 1, 0 are off. Penalties look at the last `penalty_last_n` tokens, prompt included. seed: None
-    draws a new one; the same seed gives the same text. logprobs: number of likeliest tokens to
-    report with each token. grammar: GBNF with a rule `root`; json_schema: a JSON schema as dict or
-    text. ignore_eos: never end by the model's own end tokens. Raises ValueError; the ranges that
-    depend on the model are checked when a request is added.
+    0, 1, 0 are off. Penalties look at the last `penalty_last_n` tokens, those of the prompt
+    included unless penalize_prompt is False. seed: None draws a new one; the same seed gives the
+    same text. logprobs: number of likeliest tokens to report with each token. grammar: GBNF with a
+    rule `root`; json_schema: a JSON schema as dict or text. ignore_eos: never end by the model's
+    own end tokens. Raises ValueError; the ranges that depend on the model are checked when a
+    request is added.
     """
 
     temperature: float = 0.7
@@ -44,6 +45,7 @@ class SamplingParams:
     frequency_penalty: float = 0.0
     presence_penalty: float = 0.0
     penalty_last_n: int = 64
+    penalize_prompt: bool = True
     seed: int | None = None
     max_tokens: int | None = None
     stop: Sequence[str] = ()
@@ -83,6 +85,10 @@ class SamplingParams:
             value = getattr(self, name)
             if not isinstance(value, int | float) or isinstance(value, bool):
                 raise ValueError(f"{name} is {value!r}; it must be a number")
+        if not isinstance(self.penalize_prompt, bool):
+            raise ValueError(
+                f"penalize_prompt is {self.penalize_prompt!r}; it must be true or false"
+            )
         for stop in () if isinstance(self.stop, str) else self.stop:
             if not isinstance(stop, str):
                 raise ValueError(f"stop holds {stop!r}; it must hold strings")

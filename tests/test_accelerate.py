@@ -17,6 +17,7 @@ from dspark_edge import AcceleratedLlama, SamplingParams, accelerate
 from dspark_edge.models import target_path
 
 MESSAGES = [{"role": "user", "content": "Name three colours."}]
+REPEATS = [{"role": "user", "content": "Write the words red, green and blue ten times."}]
 COLOURS = 'root ::= ("red" | "green" | "blue") " and " ("red" | "green" | "blue")'
 NEVER_EQUAL = ("id", "created")
 LOGPROB_TOLERANCE = 1e-3
@@ -151,9 +152,6 @@ def test_the_same_seed_gives_the_same_text(fast: AcceleratedLlama) -> None:
         ("typical_p", 0.9),
         ("tfs_z", 0.9),
         ("mirostat_mode", 2),
-        ("repeat_penalty", 1.1),
-        ("frequency_penalty", 0.5),
-        ("presence_penalty", 0.5),
         ("logits_processor", [lambda ids, scores: scores]),
         ("stopping_criteria", [lambda ids, scores: False]),
         ("temperature", -1.0),
@@ -177,17 +175,44 @@ def test_a_prompt_that_fills_the_context_says_so(fast: AcceleratedLlama) -> None
         fast.create_completion([504] * 300)
 
 
-def test_a_penalty_would_give_another_text_which_is_why_it_is_refused(
-    llama: Llama, fast: AcceleratedLlama
+@pytest.mark.parametrize(
+    "penalty",
+    [
+        {"repeat_penalty": 1.3},
+        {"repeat_penalty": 0.9},
+        {"frequency_penalty": 0.6},
+        {"presence_penalty": 1.2},
+        {"frequency_penalty": 0.4, "presence_penalty": -0.3, "repeat_penalty": 1.1},
+        {"frequency_penalty": 0.4, "logit_bias": {33: -2.0}},
+        {"repeat_penalty": 1.3, "response_format": {"type": "json_object"}},
+    ],
+    ids=str,
+)
+def test_a_penalty_counts_the_replys_tokens_as_the_real_class_does(
+    llama: Llama, fast: AcceleratedLlama, penalty: dict[str, Any]
 ) -> None:
-    # The real class counts the reply's tokens alone; were that to change, it could be honoured.
-    prompt, penalty = "one two three one two three one two three one", 1.9
-    options: dict[str, Any] = {"temperature": 0, "max_tokens": 12}
-    real = llama.create_completion(prompt, repeat_penalty=penalty, **options)
-    params = SamplingParams(temperature=0, max_tokens=12, repeat_penalty=penalty)
+    both(llama, fast, "create_chat_completion", REPEATS, temperature=0, max_tokens=80, **penalty)
+
+
+def test_penalties_look_back_as_far_as_the_real_class_does(
+    llama: Llama, fast: AcceleratedLlama, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prompt = "one two three one two three one two three one"
+    options: dict[str, Any] = {"temperature": 0, "max_tokens": 40, "repeat_penalty": 1.9}
+    far = both(llama, fast, "create_completion", prompt, **options)
+    monkeypatch.setattr(llama, "last_n_tokens_size", 3)
+    near = both(llama, fast, "create_completion", prompt, **options)
+    assert near["choices"] != far["choices"]
+    # Were the prompt's tokens counted as well, it would be another text: the tests above can fail.
+    params = SamplingParams(temperature=0, max_tokens=40, repeat_penalty=1.9)
     tokens = llama.tokenize(prompt.encode())
-    ours = "".join(chunk.text for chunk in fast.engine.generate(tokens, params))
-    assert ours != real["choices"][0]["text"]
+    counted = "".join(chunk.text for chunk in fast.engine.generate(tokens, params))
+    assert counted != far["choices"][0]["text"]
+
+
+def test_a_bias_with_a_repeat_penalty_is_refused_for_their_order(fast: AcceleratedLlama) -> None:
+    with pytest.raises(ValueError, match="repeat_penalty and logit_bias are both given"):
+        fast.create_completion("The sky is", repeat_penalty=1.1, logit_bias={33: 2.0})
 
 
 def test_objects_of_the_openai_package_are_made_of_our_replies(fast: AcceleratedLlama) -> None:

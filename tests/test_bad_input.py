@@ -240,6 +240,7 @@ def test_draw_token_names_what_it_cannot_take() -> None:
         ({"frequency_penalty": 200.0}, "frequency_penalty is 200; it must be -100 to 100"),
         ({"presence_penalty": float("inf")}, "presence_penalty is inf; it must be -100 to 100"),
         ({"penalty_last_n": -1}, "penalty_last_n is -1; it must be 0 or more"),
+        ({"penalty_from": -1}, "penalty_from is -1; it must be 0 or more"),
         (
             {"n_logprobs": 321},
             "logprobs is 321; it must be 0 to the vocabulary size, 320",

@@ -22,7 +22,7 @@ SHORT = ("--ctx", "512", "--max-tokens", "16", "--threads", "1", "--temperature"
 OFF = (*SHORT, "--speculation", "off")
 STATUS = re.compile(
     r"\d+ tokens, \d+\.\d tok/s, tau \d\.\d, (accepted \d+ %|no draft verified), context \d+ %"
-    r"(, speculation (parked|off|drafter released): .+)?"
+    r"(, cut off by max_tokens)?(, speculation (parked|off|drafter released): .+)?"
 )
 PATIENCE_S = 120
 
@@ -53,7 +53,7 @@ def test_piped_input_gives_the_reply_on_stdout_and_the_rest_on_stderr(env: dict[
     assert model == "model: SmolLM2-135M-Instruct.Q4_1.gguf"
     assert drafter == "drafter: smollm2-135m-instruct-dspark.gguf"
     assert re.fullmatch(r"device: .*CPU, 1 thread \| context: 512 tokens", device)
-    assert re.fullmatch(r"memory: target \d+ MB .*, drafter \d+ MB; .* more may be used", memory)
+    assert re.fullmatch(r"memory: target \d+ MB .*, drafter \d+ MB; .* RAM usable", memory)
     assert state == "speculation: always on (drafter)"
     assert STATUS.fullmatch(status)
 
@@ -63,7 +63,19 @@ def test_the_status_line_counts_tokens_and_says_why_nothing_speculates(env: dict
     status = done.stderr.splitlines()[-1]
     assert STATUS.fullmatch(status)
     assert 1 <= int(status.split()[0]) <= 16
-    assert status.endswith(', speculation off: speculation="off" was asked for')
+    assert status.endswith(", speculation off: the model was loaded without it")
+
+
+def test_a_reply_that_max_tokens_ends_says_so_and_one_that_ends_itself_does_not(
+    env: dict[str, str],
+) -> None:
+    cut, whole = (
+        chat(env, "Say hello.", *OFF, "--max-tokens", n).stderr.splitlines()[-1]
+        for n in ("3", "200")
+    )
+    assert cut.startswith("3 tokens, ")
+    assert ", cut off by max_tokens, " in cut
+    assert "cut off" not in whole
 
 
 def test_temperature_0_gives_the_same_reply_twice(env: dict[str, str]) -> None:
@@ -164,6 +176,7 @@ def test_thoughts_are_no_part_of_a_scripts_reply(env: dict[str, str], tmp_path: 
     assert "the reply ended inside of its thought" in done.stderr
     told = json.loads(chat(env, "Hi", *how, "--json").stdout)
     assert (told["text"], told["stats"]["n_tokens"]) == ("", 20)
+    assert told["notices"][-1].startswith("the reply ended inside of its thought")
     assert len(told["thought"]) > 5
     shown = chat(env, "Hi", *how, "--thoughts", "show").stdout
     assert shown.startswith(f"<think>\n{told['thought'][:5]}")

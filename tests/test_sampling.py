@@ -32,6 +32,7 @@ class Chain:
     frequency_penalty: float = 0.0
     presence_penalty: float = 0.0
     penalty_last_n: int = 64
+    penalty_from: int = 0
     seed: int = 0
     logit_bias: tuple[tuple[int, float], ...] = ()
 
@@ -45,6 +46,7 @@ class Chain:
             frequency_penalty=self.frequency_penalty,
             presence_penalty=self.presence_penalty,
             penalty_last_n=self.penalty_last_n,
+            penalty_from=self.penalty_from,
             seed=self.seed,
             logit_bias=list(self.logit_bias),
         )
@@ -57,7 +59,8 @@ def noise(seed: int, position: int, n: int) -> Row:
 def scores(logits: Array, chain: Chain, position: int, before: Sequence[int]) -> Row:
     """z / temperature + noise, -inf where the chain forbids; logits themselves at temperature 0."""
     z = np.array(logits, np.float32)
-    window = before[len(before) - min(len(before), chain.penalty_last_n) :]
+    counted = before[chain.penalty_from :]
+    window = counted[len(counted) - min(len(counted), chain.penalty_last_n) :]
     for token in set(window):
         z[token] = (
             z[token] * np.float32(chain.repeat_penalty)
@@ -155,6 +158,10 @@ def test_truncated_draws_equal_the_reference(chain: Chain, n: int) -> None:
         {"repeat_penalty": 0.8, "frequency_penalty": 0.2, "presence_penalty": 0.4},
         {"repeat_penalty": 2.0, "penalty_last_n": 3},
         {"repeat_penalty": 2.0, "penalty_last_n": 0},
+        {"repeat_penalty": 2.0, "penalty_from": 76},
+        {"presence_penalty": 1.5, "penalty_from": 70, "penalty_last_n": 4},
+        {"frequency_penalty": 0.7, "penalty_from": 80},
+        {"repeat_penalty": 2.0, "penalty_from": 81},
     ],
     ids=str,
 )

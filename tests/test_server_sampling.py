@@ -54,6 +54,7 @@ def own_text(engine: Engine, fields: dict[str, Any]) -> str:
         {"presence_penalty": 2.0},
         {"repeat_penalty": 3.0},
         {"repeat_penalty": 3.0, "penalty_last_n": 2},
+        {"repeat_penalty": 3.0, "penalize_prompt": False},
         {"temperature": 0.4},
         {"top_k": 20, "top_p": 0.9, "min_p": 0.01, "frequency_penalty": 0.5},
     ],

@@ -43,6 +43,21 @@ def test_the_chat_reads_its_arguments_before_it_imports_what_is_slow(
     assert python(code, tmp_path).splitlines()[-1] == "[]"
 
 
+@pytest.mark.parametrize("arguments", [["list"], ["--help"], ["pull", "no-such-name"]], ids=str)
+def test_model_commands_that_read_no_model_import_nothing_heavy(
+    tmp_path: Path, arguments: list[str]
+) -> None:
+    code = (
+        "import runpy, sys\n"
+        f"sys.argv = ['models', *{arguments}]\n"
+        "try:\n"
+        "    runpy.run_module('dspark_edge.models', run_name='__main__')\n"
+        "except SystemExit:\n"
+        f"    print([name for name in {HEAVY} if name in sys.modules])\n"
+    )
+    assert python(code, tmp_path).splitlines()[-1] == "[]"
+
+
 def test_a_script_imports_nothing_that_only_a_terminal_needs(
     tmp_path: Path, tiny_llama: Path
 ) -> None:

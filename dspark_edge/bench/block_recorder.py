@@ -99,7 +99,12 @@ class Recorder:
         self, prompt: Sequence[int], params: SamplingParams, max_tokens: int, into: Recording
     ) -> None:
         decoder = self._decoder
-        config = sampling_config(params, seed=params.seed or 0, end_tokens=self._end_tokens)
+        config = sampling_config(
+            params,
+            seed=params.seed or 0,
+            n_prompt=len(prompt),
+            end_tokens=self._end_tokens,
+        )
         decoder.open_sequence(SEQ_ID, config)
         decoder.rewind(SEQ_ID, 0)
         *before, anchor = prompt

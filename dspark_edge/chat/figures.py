@@ -41,7 +41,7 @@ def banner(engine: Engine, *, asked_for: str) -> list[str]:
 
 
 def memory(engine: Engine) -> str:
-    """E.g. "target 137 MB, drafter 21 MB; 2900 MB more may be used"."""
+    """E.g. "target 137 MB (context 24 MB of it), drafter 21 MB; 2900 MB RAM usable"."""
     use = engine.memory_use()
     target = use.target_model_bytes + use.target_context_bytes + use.target_compute_bytes
     drafter = use.drafter_model_bytes + use.drafter_context_bytes + use.drafter_compute_bytes
@@ -49,11 +49,11 @@ def memory(engine: Engine) -> str:
     parts += [f"drafter {_mb(drafter)}"] if drafter else []
     room = read_room()
     left = [
-        f"{_mb(n_bytes)} of {name}"
+        f"{_mb(n_bytes)} {name}"
         for name, n_bytes in (("RAM", room.ram_bytes), ("GPU memory", room.vram_bytes))
         if n_bytes is not None
     ]
-    return ", ".join(parts) + (f"; {' and '.join(left)} more may be used" if left else "")
+    return ", ".join(parts) + (f"; {' and '.join(left)} usable" if left else "")
 
 
 def _mb(n_bytes: int) -> str:
@@ -61,10 +61,10 @@ def _mb(n_bytes: int) -> str:
     return f"{n_mb:.0f} MB" if n_mb < MANY_MB else f"{n_mb / 1000:.1f} GB"
 
 
-def status(stats: Stats, *, n_held: int, n_ctx: int) -> str:
-    """E.g. "128 tokens, 41.2 tok/s, tau 2.6, accepted 64 %, context 9 %".
+def status(stats: Stats, *, n_held: int, n_ctx: int, is_cut: bool) -> str:
+    """E.g. "128 tokens, 41.2 tok/s, tau 2.6, accepted 64 %, context 9 %, cut off by max_tokens".
 
-    n_held: tokens that the context of n_ctx holds.
+    n_held: tokens that the context of n_ctx holds. is_cut: whether max_tokens ended the reply.
     """
     parts = [f"{stats.n_tokens} tokens", f"{stats.tps:.1f} tok/s", f"tau {stats.tau:.1f}"]
     if stats.n_verified:
@@ -72,6 +72,8 @@ def status(stats: Stats, *, n_held: int, n_ctx: int) -> str:
     else:
         parts.append("no draft verified")
     parts.append(f"context {100 * min(1.0, n_held / n_ctx):.0f} %")
+    if is_cut:
+        parts.append("cut off by max_tokens")
     if stats.speculation.startswith(("parked", "off", "drafter released")):
         parts.append(f"speculation {stats.speculation}")
     return ", ".join(parts)

@@ -26,7 +26,8 @@ SUMMED = (
 @dataclass(slots=True)
 class Reply:
     """What came of a prompt. finish_reason: None when Ctrl-C stopped it. parts: the statistics of
-    its requests, of which there is one unless the context filled up."""
+    its requests, of which there is one unless the context filled up. notices: what was said beside
+    it."""
 
     text: str = ""
     thought: str = ""
@@ -34,6 +35,7 @@ class Reply:
     token_ids: list[int] = field(default_factory=list)
     pieces: list[Piece] = field(default_factory=list)
     parts: list[Stats] = field(default_factory=list)
+    notices: list[str] = field(default_factory=list)
 
     @property
     def stats(self) -> Stats | None:

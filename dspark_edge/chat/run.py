@@ -17,11 +17,12 @@ from .exits import EXIT_INTERRUPTED, EXIT_OK, EXIT_USAGE
 from .talk import Talk
 from .typed import check_text, text_of
 
+BANNER_ROWS = 6
+
 
 def _begin(talk: Talk, *hints: str) -> None:
     first, *others = talk.banner()
-    for line in (" | ".join((first, *hints)), *others):
-        talk.screen.state(line)
+    talk.screen.states([" | ".join((first, *hints)), *others], most_rows=BANNER_ROWS)
     if talk.args.session:
         for line in talk.load(talk.args.session, keeps_given=True):
             talk.screen.state(line)
@@ -49,7 +50,7 @@ def script(talk: Talk) -> int:
             "model": engine.target_name,
             "drafter": engine.drafter_name,
             "speculation": engine.speculation_state,
-            "notices": [in_flags(notice) for notice in engine.notices],
+            "notices": [in_flags(notice) for notice in (*engine.notices, *reply.notices)],
             "stats": figures.as_json(stats) if stats else None,
         }
         print(json.dumps(told, ensure_ascii=False), flush=True)

@@ -9,7 +9,10 @@ from __future__ import annotations
 import os
 import re
 import sys
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, TextIO
+
+from .folding import fitted
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -17,6 +20,7 @@ if TYPE_CHECKING:
 # What a model writes must not move the cursor, ring, or rename the window.
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 _REPLACEMENT = "\ufffd"
+MIN_FITTED_COLUMNS = 60  # with fewer, whole lines in more rows say more than their ends
 
 
 class Screen:
@@ -47,6 +51,11 @@ class Screen:
     def state(self, text: str) -> None:
         """A line about the state of things: dimmed."""
         self._err.line(text, "dim")
+
+    def states(self, lines: Sequence[str], *, most_rows: int) -> None:
+        """Lines about the state of things, shortened where a terminal would need more rows."""
+        for line in self._err.fitted(lines, most_rows):
+            self.state(line)
 
     def error(self, error: object) -> None:
         """A line about what went wrong."""
@@ -92,6 +101,20 @@ class _Output:
             return
         text = _CONTROL.sub(_REPLACEMENT, text)
         self._rich().print(text, style=style if self.is_styled else None)
+
+    def fitted(self, lines: Sequence[str], most_rows: int) -> Sequence[str]:
+        """The lines, of which a terminal needs no more rows than that; a narrow one shows all."""
+        if not self.is_terminal or self._rich().width < MIN_FITTED_COLUMNS:
+            return lines
+        from rich.text import Text  # slow, as the console is
+
+        console = self._rich()
+        return fitted(
+            lines,
+            most_rows=most_rows,
+            columns=console.width,
+            n_rows_of=lambda line: len(Text(line).wrap(console, console.width)),
+        )
 
     def _rich(self) -> Console:
         if self._console is None:

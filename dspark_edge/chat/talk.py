@@ -77,9 +77,12 @@ class Talk:
         n_dropped = self.conversation.n_dropped
         turn = Turn(text)
         self.conversation.turns.append(turn)
-        notices: list[str] = []
+        said: list[str] = []  # before the reply
+        notices: list[str] = []  # behind it
         try:
-            prompt, is_thinking = self._prompt()
+            prompt, is_thinking = self._prompt(said.append)
+            for line in said:
+                self.screen.state(line)
             reply = make_reply(
                 self.engine,
                 prompt,
@@ -97,6 +100,7 @@ class Talk:
         if not reply.token_ids:
             self.conversation.undo()
             notices.append("stopped before the first word: the message is taken back")
+        reply.notices += said
         self._tell(reply, notices)
         return reply
 
@@ -133,21 +137,28 @@ class Talk:
             notices.append("the context is full: start a new conversation or pass a larger --ctx")
         if reply.thought and not reply.text:
             notices.append("the reply ended inside of its thought: --max-tokens may be too small")
-        for line in (*notices, *self.engine.take_pressure_news()):
+        notices += self.engine.take_pressure_news()
+        for line in notices:
             self.screen.state(line)
+        reply.notices += notices
         self.stats = reply.stats
         if self.stats is not None:
-            used = figures.status(self.stats, n_held=reply.n_held, n_ctx=self.engine.n_ctx)
-            self.screen.state(used)
+            told = figures.status(
+                self.stats,
+                n_held=reply.n_held,
+                n_ctx=self.engine.n_ctx,
+                is_cut=reply.finish_reason == "length",
+            )
+            self.screen.state(told)
 
     # ------------------------------------------------------------ room
 
-    def _prompt(self) -> tuple[list[int], bool]:
+    def _prompt(self, say: Callable[[str], None]) -> tuple[list[int], bool]:
         """The prompt's tokens, and whether it has begun a thought; the oldest turns may go."""
         n_ctx = self.engine.n_ctx
         n_tokens = len(self._tokens(self.conversation.sent))
         if n_tokens > n_ctx - MIN_ROOM:
-            self._drop(0, self.screen.state)
+            self._drop(0, say)
         text = self.engine.render(self.conversation.sent)
         tokens = self.engine.tokenize(text, add_special=False)
         if len(tokens) > n_ctx and len(self.conversation.turns) > 1:

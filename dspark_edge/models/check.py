@@ -166,9 +166,15 @@ def expected(drafter: Path) -> str:
     said |= {k: v for k, v in header.metadata.items() if "acceptance" in k}
     if said:
         return ", ".join(f"{key} = {value}" for key, value in said.items())
-    if load_calibration(drafter, n_slots=DrafterFile(str(drafter)).n_draft) is not None:
-        return "the file states none; a calibration of its survival lies beside it"
-    return "the file states none"
+    calibration = load_calibration(drafter, n_slots=DrafterFile(str(drafter)).n_draft)
+    if calibration is None or not calibration.typical:
+        return "not known: the file states nothing, and no calibration lies beside it"
+    survival = [sum(column) / len(column) for column in zip(*calibration.typical, strict=True)]
+    shares = " ".join(f"{100 * share:.0f} %" for share in survival)
+    return (
+        f"tau {1 + sum(survival):.2f} with a whole block verified, {shares} of the blocks right "
+        "up to there, by the calibration beside it"
+    )
 
 
 def verdict(run: Run) -> str:

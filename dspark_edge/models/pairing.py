@@ -110,6 +110,13 @@ def files_of(entry: Entry, beside: Path | None = None) -> Iterator[Path]:
             yield from sorted(cached.glob(f"snapshots/*/{pattern}"))
 
 
+def others_on_disk(known: Catalogue) -> Iterator[Path]:
+    """GGUF files among ours and in the hub's cache that no entry of the catalogue has."""
+    listed = {path for entry in known.entries for path in files_of(entry)}
+    for folder in (models_folder(), *_snapshots(hub_cache())):
+        yield from (path for path in sorted(folder.glob("*.gguf")) if path not in listed)
+
+
 def hub_cache() -> Path:
     """Where huggingface_hub keeps files, by the same environment variables."""
     if folder := os.environ.get("HF_HUB_CACHE"):

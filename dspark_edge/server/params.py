@@ -32,6 +32,7 @@ def sampling_of(
         for name in (
             *("temperature", "top_p", "top_k", "min_p", "seed", "ignore_eos"),
             *("frequency_penalty", "presence_penalty", "repeat_penalty", "penalty_last_n"),
+            "penalize_prompt",
         )
         if (value := getattr(body, name)) is not None
     }

@@ -180,6 +180,7 @@ class SamplingFields(Strict):
     presence_penalty: Penalty | None = None
     repeat_penalty: Annotated[float, Field(gt=0.0, le=100.0, allow_inf_nan=False)] | None = None
     penalty_last_n: Count | None = None
+    penalize_prompt: bool | None = None
     logit_bias: Biases = None
     ignore_eos: bool | None = None
     user: str | None = None  # a label for the log
