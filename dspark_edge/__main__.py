@@ -42,8 +42,10 @@ def main() -> int:
 
         raise_on_ctrl_c()
         return distill.main(sys.argv[2:])
-    print(f"usage: dspark-edge {{{','.join(COMMANDS)}}} ...", file=sys.stderr)
-    return 2
+    is_asked = name in ("-h", "--help")
+    usage = f"usage: dspark-edge {{{','.join(COMMANDS)}}} ..."
+    print(usage, file=sys.stdout if is_asked else sys.stderr)
+    return 0 if is_asked else 2
 
 
 if __name__ == "__main__":

@@ -97,6 +97,7 @@ class EngineState:
             raise ValueError("the engine is closed; make a new one")
 
     def _trace_header(self) -> TraceHeader:
+        cost = self._speculation.cost.to_json()
         return TraceHeader(
             target=self.target_name,
             drafter=self.drafter_name,
@@ -104,5 +105,5 @@ class EngineState:
             n_seq=self._decoder.n_seq,
             block=self._speculation.n_proposed_max,
             mode=self._speculation.mode,
-            cost=self._speculation.cost.to_json(),
+            cost=cost if cost["verify"] else None,  # "always" and "off" time no passes
         )

@@ -103,6 +103,8 @@ def load(
     it anew, for the target alone.
     """
     _check_mode(speculation, verify_len)
+    if limits is not None and not isinstance(limits, Limits):
+        raise ValueError(f"limits is {limits!r}; give a dspark_edge.Limits, or None")
     _check_numbers({"n_ctx": n_ctx, "n_seq": n_seq, "n_gpu_layers": n_gpu_layers}, n_threads)
     path, address = _target_of(target)
     threads = n_threads if n_threads is not None else default_threads()
@@ -167,8 +169,9 @@ def _check_numbers(numbers: Mapping[str, int], n_threads: int | None) -> None:
     for name, number in numbers.items():
         if not isinstance(number, int) or not -1 <= number < 2**31:
             raise ValueError(f"{name} is {number!r}; it must be a whole number from -1 to 2^31 - 1")
-    if n_threads is not None and not 0 <= n_threads <= MAX_THREADS:
-        raise ValueError(f"n_threads is {n_threads}; it must be 1 to {MAX_THREADS}, or 0 for all")
+    is_number = isinstance(n_threads, int)
+    if n_threads is not None and not (is_number and 0 <= n_threads <= MAX_THREADS):
+        raise ValueError(f"n_threads is {n_threads!r}; it must be 1 to {MAX_THREADS}, or 0 for all")
 
 
 def _target_of(target: str | Path | Llama) -> tuple[Path | None, int]:

@@ -123,6 +123,14 @@ def test_quick_is_short_whatever_the_sets_hold(bench: Bench, monkeypatch: Any) -
     assert bench.ran == [("plain", 32), ("fixed:2", 32)] * (n_warm_up + n_repeats * n_prompts)
 
 
+def test_quick_leaves_alone_what_was_asked_for(bench: Bench, prompts: Path) -> None:
+    """It would be overruled silently."""
+    arguments = ["--prompts", str(prompts), "--modes", "plain", "--quick"]
+    _, report, _ = bench(*arguments, "--max-tokens", "9", "--max-prompts", "1")
+    settings = report["settings"]
+    assert (settings["max_tokens"], settings["repeats"], report["prompts"]) == (9, 3, {"mine": 1})
+
+
 @pytest.mark.parametrize("more", [[], ["--fresh"]])
 def test_on_a_slow_machine_quick_has_fewer_repeats(
     more: list[str], bench: Bench, prompts: Path, monkeypatch: pytest.MonkeyPatch
@@ -485,12 +493,17 @@ def test_a_profile_is_a_cost_file_that_replay_reads(
         ("--max-tokens 1", "--max-tokens is 1"),
         ("--max-prompts 0", "--max-prompts is 0"),
         ("--cool-down nan", "--cool-down"),
+        ("--cool-down 1e300", "--cool-down is 1e+300"),
+        ("--tie nan", "--tie is nan"),
+        ("--threads 9999", "--threads is 9999"),
+        ("--ctx 4", "--ctx is 4"),
+        ("--json .", "folder"),
         ("--seed -1", "seed is -1"),
         ("--ratio-of auto", "'auto'"),
         ("--ratio-of auto/best-fixed --modes plain,auto", "best-fixed"),
         ("--plot report.xyz", "report.xyz"),
         ("--plot no/such/folder/x.png", "folder"),
-        ("--max-tokens 500", "--n-ctx"),
+        ("--max-tokens 500", "--ctx"),
     ],
 )
 def test_bad_arguments_are_refused_in_one_line_before_anything_runs(

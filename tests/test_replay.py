@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from synthetic_trace import WRONG, header, one_round, recording
 
+from dspark_edge import Engine, SamplingParams
 from dspark_edge.bench.__main__ import main
 from dspark_edge.bench.costs import NamedCost, load_cost, shipped_costs
 from dspark_edge.bench.policies import (
@@ -24,12 +25,12 @@ from dspark_edge.bench.policies import (
     admit_while_rising,
     depth_of,
 )
-from dspark_edge.bench.recorded import Text, texts_of
+from dspark_edge.bench.recorded import HOW_TO_RECORD, Text, texts_of
 from dspark_edge.bench.replay import BestPath, compare, n_policies, simulate
 from dspark_edge.confidence import FEATURES, SurvivalModel
 from dspark_edge.cost import CostTable
 from dspark_edge.scheduler import choose_lengths
-from dspark_edge.trace import Trace, TraceBlock, TraceWriter
+from dspark_edge.trace import Trace, TraceBlock, TraceWriter, read_trace
 
 FLAT = ("apple-laptop-8b", "desktop-gpu-8b", "jetson-orin-8b")
 FALLING = ("gemma-3-270m-q4_k_m-2cpu", "smollm2-135m-q4_0-2cpu")  # 8 rows cost less than 7
@@ -334,3 +335,52 @@ def test_the_command_prints_a_table_and_one_json_document(
     assert result["costs"][0]["cost"] == "jetson-orin-8b"
     assert "assumption: Nothing here was measured" in output.err
     assert main(["replay", str(tmp_path / "t"), "--sequences", "0"]) == 1
+
+
+# ---------------------------------------------------------------- recorded by an engine
+
+
+def record(target: Path, drafter: Path, path: Path, **how: Any) -> str:
+    """The trace of 12 tokens of a real engine."""
+    params = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)
+    with Engine(target, drafter=drafter, n_ctx=128, n_seq=1, n_threads=1, **how) as engine:
+        engine.trace_to(path)
+        list(engine.generate("the quick brown fox", params))
+    return str(path)
+
+
+def test_what_is_recorded_as_the_message_says_is_replayed(
+    tiny_llama: Path, tiny_drafter: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert HOW_TO_RECORD == 'record with speculation="always", verify_len=0'
+    how: dict[str, Any] = {"speculation": "always", "verify_len": 0}
+    trace = record(tiny_llama, tiny_drafter, tmp_path / "trace.jsonl", **how)
+    assert main(["replay", trace, "--cost", "smollm2-135m-f32-2cpu"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert (report["n_texts"], report["n_tokens"]) == (1, 12)
+    assert {"plain", "ours", "oracle", "drafter, fixed 1"} <= report["costs"][0]["policies"].keys()
+
+
+@pytest.mark.parametrize("mode", ["off", "always", "auto"])
+def test_a_trace_of_every_mode_can_be_read(
+    mode: str, tiny_llama: Path, tiny_drafter: Path, tmp_path: Path
+) -> None:
+    """Passes are timed for "auto" alone: the others have no cost table to tell."""
+    path = tmp_path / "trace.jsonl"
+    how = {"speculation": mode, "cost_cache": tmp_path}
+    trace = read_trace(record(tiny_llama, tiny_drafter, path, **how))
+    assert (trace.header.cost is not None) is (mode == "auto")
+    assert sum(len(s.emitted) for line in trace.rounds for s in line.sequences) == 12
+
+
+def test_a_calibration_that_is_none_is_refused_by_name(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    made = trace_of([1, 0, 0])
+    with TraceWriter(tmp_path / "trace") as writer:
+        for line in (made.header, *made.rounds):
+            writer.write(line)
+    file = tmp_path / "fit.json"
+    file.write_text("not JSON")
+    assert main(["replay", str(tmp_path / "trace"), "--calibration", str(file)]) == 1
+    assert f"error: --calibration {file}: " in capsys.readouterr().err

@@ -5,12 +5,14 @@ from __future__ import annotations
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pexpect
 import pytest
 from terminal import CTRL_C, PATIENCE_S, chat_environment
 
 import dspark_edge
+import dspark_edge.__main__
 
 HEAVY = ("numpy", "llama_cpp", "prompt_toolkit", "rich", "jinja2", "psutil", "dspark_edge._core")
 
@@ -71,6 +73,37 @@ def test_a_script_imports_nothing_that_only_a_terminal_needs(
         "print([name for name in ('prompt_toolkit', 'rich') if name in sys.modules])\n"
     )
     assert python(code, tmp_path).splitlines()[-1] == "[]"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "stream"), [(["--help"], 0, 0), ([], 2, 1), (["nonsense"], 2, 1)]
+)
+def test_the_command_names_its_parts(
+    arguments: list[str],
+    code: int,
+    stream: int,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """What was asked for is an answer; after a mistake it is a complaint."""
+    monkeypatch.setattr(sys, "argv", ["dspark-edge", *arguments])
+    monkeypatch.setattr(dspark_edge.__main__, "end_on_ctrl_c", lambda: None)
+    assert dspark_edge.__main__.main() == code
+    assert "{chat,serve,bench,models,distill}" in capsys.readouterr()[stream]
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"n_threads": "2"}, "n_threads is '2'; it must be 1 to"),
+        ({"limits": 3}, "limits is 3; give a dspark_edge.Limits"),
+    ],
+)
+def test_an_engine_refuses_options_of_another_type(
+    options: dict[str, Any], says: str, tiny_llama: Path
+) -> None:
+    with pytest.raises(ValueError, match=says):
+        dspark_edge.Engine(tiny_llama, **options)
 
 
 def test_every_public_name_is_there_and_no_other() -> None:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from collections.abc import Sequence
 
+from ..arguments import in_flags
 from ..errors import DsparkError
+from ..startup import EXIT_INTERRUPTED
 from . import (
     calibrate,
     compare,
@@ -20,11 +21,12 @@ from . import (
     server,
     tables,
 )
+from .output import deliver
 from .shared import say
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Returns the exit code: 0, or 1 for our errors and for a text that changed."""
+    """Returns the exit code: 0, 1 for our errors and for a text that changed, 130 for Ctrl-C."""
     parser = argparse.ArgumentParser(
         prog="dspark-edge bench", description="What this machine does with a pair, measured."
     )
@@ -37,13 +39,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         report = args.run(args)
     except (DsparkError, ValueError, OSError) as error:
-        say(f"error: {error}")
+        say(f"error: {in_flags(error)}")
         return 1
-    if isinstance(report, str):
-        print(report)
-        return 0
-    print(json.dumps(report))
-    return 1 if report.get("is_failed", False) else 0
+    except KeyboardInterrupt:
+        say("interrupted; there is no report")
+        return EXIT_INTERRUPTED
+    is_failed = isinstance(report, dict) and report.get("is_failed", False)
+    return 0 if deliver(report, args) and not is_failed else 1
 
 
 if __name__ == "__main__":

@@ -25,10 +25,14 @@ SEQ_ID = 0
 def read_prompts(path: Path) -> list[list[str]]:
     """Conversations of user turns, from JSON lines with "turns" or "prompt".
 
-    Raises ValueError (a bad line, or no prompts), OSError.
+    Raises ValueError (a bad line, no UTF-8, or no prompts), OSError.
     """
     prompts: list[list[str]] = []
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path} is not UTF-8 text ({error}); save it as that") from error
+    for number, line in enumerate(lines, start=1):
         if not line.strip():
             continue
         try:

@@ -10,10 +10,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from ..arguments import check_threads
 from ..calibration import Calibration, Recording, fit, save_calibration, typical_rows
 from ..confidence import SurvivalModel
 from ..reliability import N_BINS, Judgement, judge, judge_head
 from .block_recorder import Recorder, read_prompts
+from .run_plot import check_plot
 from .shared import Commands, progress, say
 
 PROMPTS = Path(__file__).parent.parent / "prompts" / "calibration.jsonl"
@@ -24,6 +26,10 @@ Judgements = dict[str, Judgement]  # by estimator: head, fused, online
 
 def calibrate(args: argparse.Namespace) -> dict[str, Any]:
     """Record, fit, write the fit, and judge it on the prompts of the fit and on held-out ones."""
+    check_threads(args.threads)
+    if args.max_tokens < 1:
+        raise ValueError(f"--max-tokens is {args.max_tokens}; it must be at least 1")
+    check_plot(args.plot)
     temperatures = _temperatures(args.temperature)
     prompts = read_prompts(args.prompts)
     holdout = {path.stem: read_prompts(path) for path in args.holdout}
@@ -149,11 +155,9 @@ def print_judgements(judgements: Mapping[str, Judgements]) -> None:
 
 
 def plot(judgements: Judgements, path: Path) -> None:
-    """Reliability diagrams: all positions together, then each. Raises ValueError, OSError."""
-    try:
-        import matplotlib
-    except ImportError as error:
-        raise ValueError("--plot needs matplotlib; pip install matplotlib") from error
+    """Reliability diagrams: all positions together, then each. Raises OSError."""
+    import matplotlib
+
     matplotlib.use("Agg")
     from matplotlib import pyplot
 

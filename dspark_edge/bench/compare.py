@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import json
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -17,7 +16,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from ..files import write_atomically
 from ..loading import default_threads
 from .busy import Others, busy_reason
 from .compare_rows import rows_of
@@ -26,6 +24,7 @@ from .machine import describe_machine
 from .measure import draw_lead
 from .modes import Opened, open_mode
 from .our_mode import OurMode
+from .output import check_place
 from .program_choice import Openers, add_program_options, choose_programs
 from .programs import Program, Question, as_run, ids_beside
 from .prompt_sets import tokenize
@@ -43,6 +42,7 @@ Questions = Mapping[str, Sequence[Question]]  # by set
 
 def compare(args: argparse.Namespace) -> dict[str, Any]:
     """Measure all in turn, and report; `is_failed` when our own modes differ beyond a tie."""
+    check_place("--json", args.json)
     plan = make_plan(args)
     # Said to all of them: each has a default of its own.
     plan.setup = replace(plan.setup, n_threads=plan.setup.n_threads or default_threads())
@@ -51,8 +51,6 @@ def compare(args: argparse.Namespace) -> dict[str, Any]:
     comparison.measure(openers)
     report = comparison.report()
     print_comparison(report)
-    if args.json is not None and not write_atomically(args.json, json.dumps(report) + "\n"):
-        say(f"error: --json {args.json} cannot be written; the report is on stdout only")
     return report
 
 

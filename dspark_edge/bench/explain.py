@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from ..trace import Trace, TraceBlock, TraceRound, read_trace
+from .run_plot import check_plot
 from .shared import Commands, say
 
 MAX_SHOWN = 40  # state changes and events in the table; the report has them all
@@ -20,6 +21,7 @@ MAX_SHOWN = 40  # state changes and events in the table; the report has them all
 
 def explain(args: argparse.Namespace) -> dict[str, Any]:
     """A readable table of one run, and a plot of it."""
+    check_plot(Path(args.plot) if args.plot else None)
     trace = read_trace(args.trace)
     if not trace.rounds:
         raise ValueError(f"{args.trace} holds no rounds; record a longer run")

@@ -17,19 +17,26 @@ from typing import Any
 
 import llama_cpp
 
+from ..arguments import check_threads
 from ..engine import Engine
 from ..models import target_path
 from ..sequence import SamplingParams, Stats
-from .shared import Commands, peak_rss_bytes, progress, say
+from .shared import Commands, peak_rss_bytes, progress, said_last, say
 
 PROMPT = "Explain in detail how a steam engine works, step by step."
 N_CTX = 2048
+MIN_TOKENS, MAX_TOKENS = 32, N_CTX // 2  # more than one block; less than a context
 TEMPERATURES = (0.0, 1.0)  # at which own time is taken
 IN_PROCESSES = ("low-level", "engine")  # of which peak memory is taken
 
 
 def overhead(args: argparse.Namespace) -> dict[str, Any]:
     """Plain decoding against llama-cpp-python's low-level loop, own time per round, peak memory."""
+    check_threads(args.threads)
+    if args.pairs < 1:
+        raise ValueError(f"--pairs is {args.pairs}; it must be at least 1")
+    if not MIN_TOKENS <= args.tokens <= MAX_TOKENS:
+        raise ValueError(f"--tokens is {args.tokens}; give {MIN_TOKENS} to {MAX_TOKENS}")
     n_steps = args.pairs * (1 + len(TEMPERATURES)) + len(IN_PROCESSES)
     with progress(n_steps, "bench overhead") as advance:
         report = {
@@ -176,8 +183,10 @@ def _peak(args: argparse.Namespace, what: str) -> dict[str, int]:
     command = [sys.executable, "-m", "dspark_edge.bench", "peak", what]
     command += ["--target", args.target, "--drafter", args.drafter]
     command += ["--tokens", str(args.tokens), "--threads", str(args.threads)]
-    output = subprocess.run(command, check=True, capture_output=True, text=True).stdout
-    result: dict[str, int] = json.loads(output.splitlines()[-1])
+    done = subprocess.run(command, check=False, capture_output=True, text=True)
+    if done.returncode != 0:
+        raise ValueError(f"peak memory: the process {said_last(done)}")
+    result: dict[str, int] = json.loads(done.stdout.splitlines()[-1])
     return result
 
 

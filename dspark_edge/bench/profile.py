@@ -6,16 +6,16 @@ The measuring is the engine's own (cost.py), done anew; this is the command, its
 from __future__ import annotations
 
 import argparse
-import json
 import tempfile
 from pathlib import Path
 from typing import Any
 
-from ..files import write_atomically
+from ..arguments import check_threads
 from ..sequence import SamplingParams
 from .machine import describe_machine
 from .measure import run_group
 from .modes import Opened, Setup, open_mode, parse_modes
+from .output import check_place
 from .run_plot import check_plot, plot_cost
 from .shared import Commands, say
 
@@ -27,16 +27,12 @@ def profile(args: argparse.Namespace) -> dict[str, Any]:
     """Time passes of all widths, then a short reply for the own time; a named cost table."""
     if args.sequences < 1:
         raise ValueError(f"--sequences is {args.sequences}; it must be at least 1")
-    if args.plot is not None:
-        check_plot(args.plot)
+    check_threads(args.threads)
+    check_place("--json", args.json)
+    check_plot(args.plot)
     with tempfile.TemporaryDirectory() as empty:  # whatever the cache holds is not asked
         report = _measure(args, Path(empty))
     print_cost(report)
-    if args.json is not None and not write_atomically(args.json, json.dumps(report) + "\n"):
-        say(f"error: --json {args.json} cannot be written; the table is on stdout only")
-    if args.plot is not None:
-        plot_cost(report, args.plot)
-        say(f"plotted to {args.plot}")
     return report
 
 
@@ -97,11 +93,11 @@ def print_cost(report: dict[str, Any]) -> None:
 def add_commands(commands: Commands) -> None:
     """Adds `profile`."""
     command = commands.add_parser("profile", help="what passes of a target cost here")
-    command.set_defaults(run=profile)
+    command.set_defaults(run=profile, draw=plot_cost)
     command.add_argument("--target", default="default")
     command.add_argument("--drafter", default="auto")
     command.add_argument("--sequences", type=int, default=1, help="more of them time wider passes")
     command.add_argument("--threads", type=int, default=None)
-    command.add_argument("--n-ctx", type=int, default=2048)
+    command.add_argument("--ctx", "--n-ctx", dest="n_ctx", type=int, default=2048)
     command.add_argument("--json", type=Path, default=None, metavar="FILE")
     command.add_argument("--plot", type=Path, default=None, metavar="FILE")

@@ -46,7 +46,7 @@ def tokenize(engine: Engine, prompts: PromptSet, max_tokens: int) -> list[list[i
         if len(tokens) + max_tokens > engine.n_ctx:
             raise ValueError(
                 f"{prompts.name} prompt {number} has {len(tokens)} tokens, which with "
-                f"--max-tokens {max_tokens} pass the context of {engine.n_ctx}; raise --n-ctx"
+                f"--max-tokens {max_tokens} pass the context of {engine.n_ctx}; raise --ctx"
             )
     return rendered
 

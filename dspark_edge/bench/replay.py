@@ -264,8 +264,11 @@ def replay(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def _calibration(path: str) -> Calibration:
-    """What bench calibrate wrote."""
-    return calibration_of(json.loads(Path(path).read_text("utf-8")))
+    """What bench calibrate wrote. Raises ValueError naming the file, OSError."""
+    try:
+        return calibration_of(json.loads(Path(path).read_text("utf-8")))
+    except ValueError as error:
+        raise ValueError(f"--calibration {path}: {error}") from error
 
 
 COLUMNS: tuple[tuple[str, str, Callable[[float], str]], ...] = (

@@ -7,19 +7,18 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import json
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from ..files import write_atomically
 from .busy import Others, busy_reason
 from .energy import EnergyMeter, find_meter
 from .machine import describe_machine
 from .measure import draw_lead, run_group
 from .modes import Opened, open_mode
+from .output import check_place
 from .prompt_sets import in_groups, tokenize
 from .ratios import Runs, check_ratio, named_ratios, rows
 from .run_memory import add_memory, peaks
@@ -38,8 +37,8 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     """Measure all modes in turn, and report; `is_failed` when a text differed beyond a tie."""
     plan = make_plan(args)
     pair = check_ratio(args.ratio_of, plan.modes)
-    if args.plot is not None:
-        check_plot(args.plot)
+    check_place("--json", args.json)
+    check_plot(args.plot)
     bench = Bench(plan, find_meter(), TextCheck(args.tie))
     try:
         with progress(plan.n_runs, "bench run") as advance:
@@ -51,11 +50,6 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     report["ratios"] = named_ratios(bench.runs, [s.name for s in plan.sets], plan.modes, pair)
     add_memory(report, {} if args.no_memory else peaks(plan, args))
     print_table(report)
-    if args.json is not None and not write_atomically(args.json, json.dumps(report) + "\n"):
-        say(f"error: --json {args.json} cannot be written; the report is on stdout only")
-    if args.plot is not None:
-        plot(report, args.plot)
-        say(f"plotted to {args.plot}")
     return report
 
 
@@ -179,7 +173,7 @@ class Bench:
 def add_commands(commands: Commands) -> None:
     """Adds `run`."""
     command = commands.add_parser("run", help="speed of each mode, measured in turn")
-    command.set_defaults(run=run)
+    command.set_defaults(run=run, draw=plot)
     add_options(command)
     add = command.add_argument
     add("--tie", type=float, help=TIE_HELP)

@@ -15,15 +15,18 @@ from .measure import run_group
 from .modes import open_mode
 from .prompt_sets import in_groups, tokenize
 from .run_plan import Plan, add_options, make_plan
-from .shared import Commands, peak_rss_bytes, progress
+from .shared import Commands, peak_rss_bytes, progress, said_last, say
 
 N_TOKENS = 8  # of each reply, at most: caches and buffers are whole from the start
 
-Peaks: TypeAlias = dict[tuple[str, int], int]  # by mode and number of sequences, in bytes
+Peaks: TypeAlias = dict[tuple[str, int], int | None]  # by mode and number of sequences, in bytes
 
 
 def peaks(plan: Plan, args: argparse.Namespace) -> Peaks:
-    """Peak resident bytes of a fresh process for each mode and number of sequences."""
+    """Peak resident bytes of a fresh process for each mode and number of sequences.
+
+    None, with a word on why, where that process failed: what was measured before is not lost.
+    """
     found: Peaks = {}
     with progress(len(plan.modes) * len(plan.sequences), "peak memory") as advance:
         for mode in plan.modes:
@@ -39,7 +42,7 @@ def add_memory(report: dict[str, Any], found: Peaks) -> None:
         line["peak_rss_bytes"] = found.get((line["mode"], line["sequences"]))
 
 
-def _peak_in_process(args: argparse.Namespace, plan: Plan, mode: str, n_seq: int) -> int:
+def _peak_in_process(args: argparse.Namespace, plan: Plan, mode: str, n_seq: int) -> int | None:
     command = [sys.executable, "-m", "dspark_edge.bench", "memory", "--modes", mode]
     command += ["--target", args.target, "--drafter", args.drafter, "--sequences", str(n_seq)]
     command += ["--prompts", args.prompts[0], "--max-tokens", str(min(N_TOKENS, plan.max_tokens))]
@@ -48,7 +51,8 @@ def _peak_in_process(args: argparse.Namespace, plan: Plan, mode: str, n_seq: int
     command += [] if args.cost_cache is None else ["--cost-cache", str(args.cost_cache)]
     done = subprocess.run(command, check=False, capture_output=True, text=True)
     if done.returncode != 0:
-        raise ValueError(f"peak memory of {mode}: {done.stderr.strip().splitlines()[-1]}")
+        say(f"no peak memory of {mode}: its process {said_last(done)}")
+        return None
     return int(json.loads(done.stdout.splitlines()[-1])["peak_rss_bytes"])
 
 

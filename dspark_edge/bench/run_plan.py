@@ -13,16 +13,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ..arguments import check_ctx, check_threads
 from ..sequence import SamplingParams
 from .modes import NAMES, BenchMode, Setup, parse_modes
 from .prompt_sets import OWN_SETS, PromptSet, in_groups, load_prompt_set
 from .ratios import ALL
 from .shared import say
 
+MAX_TOKENS, REPEATS = 128, 5  # where nothing else is asked for
 QUICK = {"max_prompts": 2, "max_tokens": 32, "repeats": 3}
 QUICK_S = 30.0  # after which no repeat begins: the last one and the memory's processes come on top
 DEFAULT_MODES = "plain,fixed:3,fixed:max,lookup,auto"
 MIN_TOKENS = 2  # the clock starts after the first
+MAX_COOL_DOWN_S = 3600.0
 
 
 @dataclass(slots=True)
@@ -83,12 +86,15 @@ class Plan:
 
 def make_plan(args: argparse.Namespace) -> Plan:
     """The arguments, checked. Raises ValueError, OSError."""
-    if args.quick:
-        for name, value in QUICK.items():
+    usual = {"max_prompts": None, "max_tokens": MAX_TOKENS, "repeats": args.usual_repeats}
+    for name, value in (QUICK if args.quick else usual).items():
+        if getattr(args, name) is None:
             setattr(args, name, value)
-    if not math.isfinite(args.cool_down):
-        raise ValueError(f"--cool-down is {args.cool_down}; give seconds")
-    minima = {"max_tokens": MIN_TOKENS, "repeats": 1, "n_ctx": 1, "max_prompts": 1, "cool_down": 0}
+    if not 0.0 <= args.cool_down <= MAX_COOL_DOWN_S:
+        raise ValueError(f"--cool-down is {args.cool_down}; give 0 to {MAX_COOL_DOWN_S:g} seconds")
+    check_ctx(args.n_ctx)
+    check_threads(args.threads)
+    minima = {"max_tokens": MIN_TOKENS, "repeats": 1, "max_prompts": 1}
     for name, least in minima.items():
         value = getattr(args, name)
         if value is not None and not value >= least:
@@ -97,7 +103,7 @@ def make_plan(args: argparse.Namespace) -> Plan:
     args.prompts = args.prompts or ["chat"]
     sets = [load_prompt_set(name, args.max_prompts) for name in args.prompts]
     names = [each.name for each in sets]
-    repeated = next((name for name in names if names.count(name) > 1 or name == ALL), None)
+    repeated = next((name for name in names if [*names, ALL].count(name) > 1), None)
     if repeated is not None:
         raise ValueError(f"--prompts {repeated} is taken twice; each set needs a name of its own")
     return Plan(
@@ -152,18 +158,19 @@ def add_common_options(command: argparse.ArgumentParser, modes: str) -> None:
     add("--cost-cache", type=Path, default=None, metavar="FOLDER")
 
 
-def add_load_options(command: argparse.ArgumentParser) -> None:
-    """Adds what every plan has: files, prompts, replies, repeats."""
+def add_load_options(command: argparse.ArgumentParser, repeats: int = REPEATS) -> None:
+    """Adds what every plan has: files, prompts, replies, repeats. repeats: the usual number."""
+    command.set_defaults(usual_repeats=repeats)
     add = command.add_argument
     add("--target", default="default")
     add("--drafter", default="auto")
     add("--prompts", action="append", metavar="SET", help=f"{', '.join(OWN_SETS)} or a file")
-    add("--max-tokens", type=int, default=128, help="of each reply")
+    add("--max-tokens", type=int, default=None, help=f"of each reply; {MAX_TOKENS}")
     add("--max-prompts", type=int, default=None, help="of each set")
     add("--temperature", type=float, default=0.0)
     add("--seed", type=int, default=0, help="of the first prompt; each next has one more")
-    add("--repeats", type=int, default=5)
+    add("--repeats", type=int, default=None, help=f"of each mode; {repeats}")
     add("--cool-down", type=float, default=0.0, metavar="SECONDS", help="before each run")
     add("--threads", type=int, default=None)
-    add("--n-ctx", type=int, default=2048, help="tokens of one sequence")
+    add("--ctx", "--n-ctx", dest="n_ctx", type=int, default=2048, help="tokens of one sequence")
     add("--quick", action="store_true", help=f"a first impression: {_quick_words()}")

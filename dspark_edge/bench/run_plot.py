@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..cost import CostTable
 from ..errors import DsparkError
+from .output import check_place
 from .ratios import ALL
 
 if TYPE_CHECKING:
@@ -19,12 +20,14 @@ DEPTH = 256  # tokens in the cache at which the cost table is drawn
 TABLE = "#9aa5b1"
 
 
-def check_plot(path: Path) -> None:
-    """Find out before a long run whether its plot can be written.
+def check_plot(path: Path | None) -> None:
+    """Find out before a long run whether its plot can be written. None: none is asked for.
 
     Raises DsparkError when matplotlib is missing, ValueError on an ending it does not write or a
-    folder that is not there.
+    place that takes no file.
     """
+    if path is None:
+        return
     try:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
     except ImportError as error:
@@ -36,6 +39,7 @@ def check_plot(path: Path) -> None:
         raise ValueError(f"--plot is {path}; its ending must be one of {', '.join(endings)}")
     if not path.absolute().parent.is_dir():
         raise ValueError(f"--plot is {path}, whose folder is missing; make it first")
+    check_place("--plot", path)
 
 
 def plot_cost(report: dict[str, Any], path: Path) -> None:

@@ -57,7 +57,9 @@ class TextCheck:
 
     def __init__(self, tie: float | None = None) -> None:
         """tie: lead in logits below which a difference is a tie; None: as is usual for one request,
-        or for several."""
+        or for several. Raises ValueError for one that is no lead."""
+        if tie is not None and not tie >= 0.0:
+            raise ValueError(f"--tie is {tie}; give logits, 0 or more")
         self._tie = tie
         self._first: dict[tuple[int, str, int], tuple[str, list[int]]] = {}
         self._found: dict[tuple[Key, int, int], Difference] = {}

@@ -8,19 +8,18 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import json
 import time
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from ..files import write_atomically
 from ..loading import default_threads
 from ..speculation import Mode as Speculating
 from .busy import Others, busy_reason
 from .machine import describe_machine
 from .our_server import MAX_PARALLEL, OurServer, command_of
+from .output import check_place
 from .prompt_sets import in_groups
 from .run import WARM_UP_TOKENS
 from .run_plan import Plan, add_load_options, counts, make_plan
@@ -43,6 +42,7 @@ def server(args: argparse.Namespace) -> dict[str, Any]:
     clients = counts(args.clients, "--clients")
     if max(clients) > MAX_PARALLEL:
         raise ValueError(f"--clients has {max(clients)}; give at most {MAX_PARALLEL}")
+    check_place("--json", args.json)
     plan = make_plan(args)
     plan.params(0, plan.max_tokens)  # refuses bad ones before anything starts
     plan.setup = replace(plan.setup, n_threads=plan.setup.n_threads or default_threads())
@@ -50,8 +50,6 @@ def server(args: argparse.Namespace) -> dict[str, Any]:
     bench.measure()
     report = bench.report()
     print_servers(report)
-    if args.json is not None and not write_atomically(args.json, json.dumps(report) + "\n"):
-        say(f"error: --json {args.json} cannot be written; the report is on stdout only")
     return report
 
 
@@ -178,8 +176,7 @@ def add_commands(commands: Commands) -> None:
     # Of a plan, what only modes within one process can vary.
     command.set_defaults(run=server, modes="plain,auto", sequences="1", cost_cache=None)
     command.set_defaults(ignore_eos=False, fresh=False)
-    add_load_options(command)
-    command.set_defaults(repeats=REPEATS)
+    add_load_options(command, REPEATS)
     add = command.add_argument
     add("--clients", default=CLIENTS, help="asking at the same time, comma-separated")
     add("--tie", type=float, default=SHARED_TIE_LOGITS, help="a lead that counts as none")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import resource
+import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -46,6 +47,12 @@ def progress(total: int, what: str) -> Iterator[Callable[[], None]]:
             bar.refresh()
 
         yield advance
+
+
+def said_last(done: subprocess.CompletedProcess[str]) -> str:
+    """How a process that failed ended: its exit code, and its last line on stderr."""
+    lines = done.stderr.strip().splitlines()
+    return f"ended with {done.returncode}: {lines[-1] if lines else 'it said nothing'}"
 
 
 def peak_rss_bytes() -> int:

@@ -25,8 +25,8 @@ def tables(args: argparse.Namespace) -> str:
 
 def _read(path: Path) -> dict[str, Any]:
     """The report in a file: the whole of it, or its last line. Raises ValueError, OSError."""
-    lines = path.read_text(encoding="utf-8").strip().splitlines()
     try:
+        lines = path.read_text(encoding="utf-8").strip().splitlines()
         report = json.loads(lines[-1] if lines else "")
     except ValueError:
         report = None
