@@ -424,6 +424,17 @@ def test_a_full_queue_says_when_to_come_back(tiny_llama: Path) -> None:
         assert server.chat().status_code == 200
 
 
+def test_more_choices_than_can_ever_wait_are_no_matter_of_time(tiny_llama: Path) -> None:
+    """A 429 with Retry-After would have the client ask for ever."""
+    settings = tiny_settings(tiny_llama, max_queue=1, engine=replace(TINY, n_seq=1))
+    with running(settings, scripted(answering("ok"))) as server:
+        response = server.chat(n=3)
+        assert response.status_code == 400
+        assert "3 choices are more than the 2 that" in error_of(response)["message"]
+        assert error_of(response)["param"] == "n"
+        assert server.chat(n=2).status_code == 200
+
+
 def test_a_client_that_leaves_ends_its_work_within_a_round(tiny_llama: Path) -> None:
     rounds = threading.Semaphore(0)  # one is taken for each round
     decoders: list[int] = []
@@ -540,7 +551,25 @@ def test_a_file_that_is_no_model_fails_with_the_reason(tmp_path: Path, tiny_llam
         response = server.chat(model="broken")
         assert response.status_code == 503
         assert "broken" in error_of(response)["message"]
+        # An app that watches its server must not take it for dead: the default model is served.
+        health = server.get("/health")
+        assert (health.status_code, health.json()["status"]) == (200, "unloaded")
+        assert "broken" in health.json()["failure"]
         assert server.chat(max_tokens=2).status_code == 200
+        assert "failure" not in server.get("/health").json()
+
+
+def test_a_default_model_that_cannot_be_loaded_any_more_is_a_failure(tmp_path: Path) -> None:
+    path = write_llama(tmp_path / "here.gguf")
+    with running(tiny_settings(path)) as server:
+        whole = path.read_bytes()
+        path.write_bytes(whole[: len(whole) // 2])
+        assert server.chat().status_code == 503
+        health = server.get("/health")
+        assert (health.status_code, health.json()["status"]) == (503, "failed")
+        path.write_bytes(whole)
+        assert server.chat(max_tokens=2).status_code == 200
+        assert server.get("/health").status_code == 200
 
 
 def test_a_slow_grammar_is_ended(tiny_llama: Path) -> None:

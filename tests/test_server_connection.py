@@ -55,6 +55,43 @@ def test_a_head_that_never_ends_is_given_up_with_the_reason(server: Running) -> 
     assert "0.3 s" in error["message"]
 
 
+@pytest.mark.parametrize("junk", [b"\x16\x03\x01\x02\r\n\r\n", b"GET /health HTTP/9\r\n\r\n"])
+def test_what_is_no_http_is_refused_in_openais_form(server: Running, junk: bytes) -> None:
+    with connection_to(server) as connection:
+        connection.sendall(junk)
+        head, _, body = all_of(connection).partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 400 ")
+    assert json.loads(body)["error"]["code"] == "bad_request"
+
+
+def test_junk_after_a_refusal_ends_the_connection_and_nothing_else(
+    server: Running, caplog: pytest.LogCaptureFixture
+) -> None:
+    head = "POST /tokenize HTTP/1.1\r\nHost: evil\r\nTransfer-Encoding: chunked\r\n\r\n"
+    with connection_to(server) as connection:
+        connection.sendall(head.encode())
+        assert connection.recv(12) == b"HTTP/1.1 403"
+        connection.sendall(b"no chunk\r\n")
+        rest = all_of(connection)
+    assert b"bad_host" in rest
+    assert b"bad_request" not in rest  # one answer
+    assert not [r for r in caplog.records if r.name == "asyncio"]
+
+
+@pytest.mark.parametrize(("host", "status"), [("localhost", 200), ("evil.example", 403)])
+def test_a_websocket_is_not_opened_and_its_request_is_guarded(
+    server: Running, host: str, status: int
+) -> None:
+    """With the package websockets installed they once went past the guard, into a traceback."""
+    head = (
+        f"GET /health HTTP/1.1\r\nHost: {host}\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
+        "Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n"
+    )
+    with connection_to(server) as connection:
+        connection.sendall(head.encode())
+        assert connection.recv(12) == f"HTTP/1.1 {status}".encode()
+
+
 def test_the_time_for_a_head_does_not_start_anew_with_each_byte(server: Running) -> None:
     with connection_to(server) as connection:
         n_sent, pause = 0, threading.Event()

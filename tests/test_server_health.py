@@ -62,6 +62,7 @@ def test_a_model_that_will_be_loaded_counts_as_loading(tiny_llama: Path) -> None
     assert (unloaded.status_code, unloaded.json()["status"]) == (200, "unloaded")
     assert (waiting.status_code, waiting.json()["status"]) == (503, "loading")
     assert waiting.json()["model"] == "llama"
+    assert waiting.json()["progress"] == 0.0  # there from the first moment: the page draws it
 
 
 def test_a_switch_of_models_counts_as_loading_from_its_start(

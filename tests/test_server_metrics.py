@@ -28,7 +28,15 @@ from dspark_edge.loading import Progress
 from dspark_edge.server.settings import EngineOptions
 
 COUNTERS = (
-    *("requests", "prompt_tokens", "reused_tokens", "tokens", "rounds", "drafted_tokens"),
+    *(
+        "requests",
+        "responses",
+        "prompt_tokens",
+        "reused_tokens",
+        "tokens",
+        "rounds",
+        "drafted_tokens",
+    ),
     *("verified_tokens", "accepted_tokens", "decode_seconds", "parked_seconds"),
 )
 HISTOGRAMS = ("verify_len", "ttft_seconds")
@@ -93,6 +101,16 @@ def test_counters_are_the_sums_of_what_replies_told(server: Running) -> None:
     took_s = sum(each["decode_s"] for each in stats)
     assert after["decode_seconds_total", ""] == pytest.approx(took_s, abs=1e-3)
     assert after["requests_total", "ok"] == 2
+
+
+def test_refusals_are_counted_by_status(server: Running) -> None:
+    """requests has only those that could be read: a client that errs each time would go unseen."""
+    for headers, fields in (({}, {"nonsense": 1}), ({"Host": "evil.example"}, {}), ({}, {})):
+        body = {"messages": [{"role": "user", "content": "hi"}], **fields}
+        server.post("/v1/chat/completions", body, **headers)
+    after = metrics_of(server)
+    assert [after["responses_total", status] for status in ("200", "403", "422")] == [1, 1, 1]
+    assert after["requests_total", "ok"] == 1
 
 
 def test_tau_is_tokens_per_round(server: Running) -> None:

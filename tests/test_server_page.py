@@ -17,6 +17,7 @@ from fake_decoder import Script, mixed
 from playwright.sync_api import Browser, Page, Route, expect, sync_playwright
 from server_harness import WAIT_S, Running, answering, running, scripted, tiny_settings
 
+from dspark_edge import SamplingParams
 from dspark_edge.server.page import HEADERS
 from dspark_edge.server.settings import EngineOptions, Settings
 
@@ -201,6 +202,8 @@ def test_the_panel_shows_the_engine_live(page: Page, slow_server: Running, pace:
     ask(page, "go")
     expect(page.locator("#blocks")).to_contain_text("tokens a round")
     expect(page.locator("#block-chart rect.accepted").nth(5)).to_be_attached()
+    expect(page.locator("#block-span")).to_have_text(re.compile("by round, 0.4"))
+    expect(page.locator("#speed-span")).to_have_text(re.compile("last minute, 0.[1-9]"))
     expect(page.locator("#requests")).to_contain_text("1 of 4")
     expect(page.locator("#state")).to_have_text(re.compile(r"\w"))
     expect(page.locator("#memory")).to_contain_text("Free")
@@ -277,6 +280,8 @@ def test_settings_are_sent_and_kept(page: Page, server: Running) -> None:
     page.goto(server.url)
     expect(page.locator("#model")).to_have_value("llama")
     page.get_by_role("button", name="Settings").click()
+    default = page.get_by_label("Temperature").get_attribute("placeholder")
+    assert default == str(SamplingParams().temperature)
     page.get_by_label("System prompt").fill("Be brief.")
     page.get_by_label("Temperature").fill("0.5")
     page.get_by_label("Seed").fill("7")
@@ -364,6 +369,13 @@ def test_loading_and_a_lost_server_are_shown(page: Page, server: Running) -> Non
     ask(page, "hi")
     expect(page.get_by_label("Loading the model")).to_have_attribute("value", "0.43")
     picture(page, "loading")
+    loading["progress"] = 1.0
+    expect(page.locator("#reason")).to_have_text("All of it is read, getting ready after 3 s")
+    expect(page.get_by_label("Loading the model")).to_have_count(0)
+    page.unroute("**/stats")
+    failed = {**stats, "status": "unloaded", "failure": "model big cannot be loaded: no memory"}
+    page.route("**/stats", lambda route: route.fulfill(json=failed))
+    expect(page.locator("#reason")).to_have_text("model big cannot be loaded: no memory")
     page.unroute("**/stats")
     page.route("**/stats", lambda route: route.abort())
     expect(page.locator("#state")).to_have_text("Not connected")

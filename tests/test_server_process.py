@@ -128,10 +128,14 @@ def test_logs_hold_no_prompts_unless_asked_to(tiny_llama: Path) -> None:
         with child(*tiny_args(tiny_llama), *extra) as server, server.client() as client:
             assert client.post("/v1/chat/completions", json=secret).status_code == 200
             assert client.post("/v1/chat/completions", json={"secret": "my"}).status_code == 422
+            assert client.get("/stats").status_code == 200
+            assert client.get("/nothing").status_code == 404
             log = server.end(signal.SIGINT)
             assert server.process.stdout is not None
             assert server.process.stdout.read() == ""  # nothing beside the ready line
         assert "3 emitted" in log
+        assert "GET '/nothing' 404" in log
+        assert "/stats" not in log  # a page that asks each second would fill the disk
         assert ("secret" in log) == is_logged
 
 

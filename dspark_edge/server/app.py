@@ -26,7 +26,6 @@ from .answer import Answers
 from .catalogue import Catalogue, Entry
 from .engine_making import MakeEngine, make_engine
 from .errors import ApiError, as_api_error, of_content_type, of_validation
-from .figures import check_text
 from .guard import STATIC, Gate, HostGuard
 from .hub import ModelHub
 from .log import log_failure
@@ -42,6 +41,7 @@ from .schemas import (
 )
 from .settings import Settings
 from .state import ServerState
+from .vocabulary import utf8
 
 STATIC_FOLDER = Path(__file__).parent / "static"
 ERROR_STATUSES = (400, 401, 403, 404, 408, 413, 415, 422, 429, 500, 503)
@@ -75,12 +75,13 @@ def create_app(
         redoc_url=None,
         responses=ERRORS,
         middleware=[
-            Middleware(HostGuard, settings=settings),
+            Middleware(HostGuard, settings=settings, observe=totals.observe_response),
             Middleware(
                 CORSMiddleware,
                 allow_origins=settings.cors_origins,
                 allow_methods=["GET", "POST"],
                 allow_headers=["*"],
+                expose_headers=["Retry-After"],
             ),
             Middleware(Gate, settings=settings),
         ],
@@ -140,7 +141,8 @@ def _text(hub: ModelHub, settings: Settings) -> APIRouter:
             tools=body.tools or (),
             variables=body.chat_template_kwargs,
         )
-        return Prompt(prompt=check_text(rendered.text))
+        utf8(rendered.text)  # refused where it could not be sent
+        return Prompt(prompt=rendered.text)
 
     return router
 

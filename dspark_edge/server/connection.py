@@ -26,6 +26,7 @@ class ServerConfig(uvicorn.Config):
         super().__init__(
             app,
             http=Connection,
+            ws="none",  # else they would pass by what guard.py checks
             log_config=None,
             access_log=False,
             server_header=False,
@@ -94,16 +95,25 @@ class Connection(H11Protocol):
 
     def _give_up(self) -> None:
         self._late = None
-        has_begun = self.conn.their_state is h11.IDLE and self.conn.trailing_data[0]
-        if has_begun and self.conn.our_state is h11.IDLE and not self.transport.is_closing():
-            self._refuse(f"the request's head did not come within {self._limits.head_s:g} s")
+        if self.conn.their_state is h11.IDLE and self.conn.trailing_data[0]:
+            limit = f"the request's head did not come within {self._limits.head_s:g} s"
+            self._refuse(ApiError(408, limit, code="timeout"))
         self.transport.close()
 
-    def _refuse(self, why: str) -> None:
-        response = ApiError(408, why, code="timeout").response()
+    def send_400_response(self, msg: str) -> None:
+        """H11Protocol: what came is no HTTP."""
+        self._refuse(ApiError(400, "the request is not valid HTTP", code="bad_request"))
+        self.transport.close()
+
+    def _refuse(self, error: ApiError) -> None:
+        """Sends the error, unless an answer has been begun."""
+        is_free = self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE)
+        if not is_free or self.transport.is_closing():
+            return
+        response = error.response()
         headers = [*response.raw_headers, (b"connection", b"close")]
         for event in (
-            h11.Response(status_code=408, headers=headers),
+            h11.Response(status_code=error.status, headers=headers),
             h11.Data(data=bytes(response.body)),
             h11.EndOfMessage(),
         ):

@@ -67,15 +67,6 @@ def check_tokens(tokens: list[int], served: Served, *, name: str) -> list[int]:
     return tokens
 
 
-def check_text(text: str) -> str:
-    """The text, when it can be sent. Raises ValueError."""
-    try:
-        text.encode("utf-8")
-    except UnicodeEncodeError as error:
-        raise ValueError("the text is not Unicode: it has lone surrogates") from error
-    return text
-
-
 def n_ctx_of(served: Served) -> int:
     """Tokens that one sequence can hold."""
     snapshot = served.thread.snapshot

@@ -9,8 +9,10 @@ from __future__ import annotations
 import asyncio
 import hmac
 import ipaddress
+import logging
 import re
 import time
+from collections.abc import Callable
 from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers
@@ -27,9 +29,11 @@ OPEN_PATH = re.compile(rf"/|{STATIC}/.*")  # what needs no key: the page has no 
 class HostGuard:
     """Lets in what is addressed to this server by a name of its own, from a page of its own."""
 
-    def __init__(self, app: ASGIApp, settings: Settings) -> None:
+    def __init__(self, app: ASGIApp, settings: Settings, observe: Callable[[int], None]) -> None:
+        """observe: gets the status of every answer."""
         self._app = app
         self._settings = settings
+        self._observe = observe
         self._names = LOOPBACK_NAMES | {settings.host} | set(settings.allow_hosts)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -50,7 +54,12 @@ class HostGuard:
         except ApiError as error:
             await error.response()(scope, receive, noting)
         finally:
-            logger.info(
+            self._observe(status)
+            # A page or an app that asks how things are each second would fill the log; 503 is what
+            # /health says while a model is loaded.
+            is_dull = scope["method"] == "GET" and (status < 400 or status == 503)
+            logger.log(
+                logging.DEBUG if is_dull else logging.INFO,
                 "%s %s %d %.3f s",
                 scope["method"],
                 ascii(scope["path"])[:200],

@@ -18,7 +18,7 @@ from ..errors import DsparkError
 from .catalogue import Catalogue, Entry
 from .engine_making import MakeEngine, make_engine
 from .engine_thread import EngineThread
-from .errors import ApiError
+from .errors import ApiError, refused
 from .jobs import Snapshot
 from .log import log_failure, logger
 from .metrics import Totals
@@ -73,6 +73,7 @@ class ModelHub:
         self._loading: _Loading | None = None
         self._is_closing = False
         self.failure = ""  # why the last load failed
+        self._failed: Entry | None = None  # what it was
         self.n_requests = 0  # jobs under way or waiting
         totals.is_parked = self._is_parked
 
@@ -106,17 +107,23 @@ class ModelHub:
 
     def _admit(self, n_jobs: int) -> None:
         room = self._settings.engine.n_seq + self._settings.max_queue
+        if n_jobs > room:  # waiting would not help
+            raise refused(
+                "n",
+                f"{n_jobs} choices are more than the {room} that may run and wait here; "
+                "ask for fewer, or start the server with a larger --max-queue",
+            )
         if self.n_requests + n_jobs > room:
             raise ApiError(
                 429,
                 f"{self.n_requests} requests run or wait and the limit is {room}; "
                 "try again later, or start the server with a larger --max-queue",
                 code="queue_full",
-                retry_s=self.wait_s(),
+                retry_s=self._wait_s(),
             )
         self.n_requests += n_jobs
 
-    def wait_s(self) -> float:
+    def _wait_s(self) -> float:
         """How long a new request would wait for its turn, in seconds, as far as can be told."""
         n_seq = self._settings.engine.n_seq
         mean_s = self._totals.mean_request_s(FIRST_GUESS_S)
@@ -137,11 +144,14 @@ class ModelHub:
     @property
     def state(self) -> State:
         """What a new request would find."""
-        if self._is_starting or self._loading is not None:
+        if self._loading is not None:
             return "loading"
         if self._served is not None and self._served.thread.is_alive:
             return "ready"
-        return "failed" if self.failure else "unloaded"
+        if self._is_starting:
+            return "loading"
+        # Of another model the failure is told, and the next request may well be served.
+        return "failed" if self._failed == self.catalogue.default else "unloaded"
 
     @property
     def model_id(self) -> str | None:
@@ -155,10 +165,10 @@ class ModelHub:
     def progress(self) -> dict[str, float]:
         """How far loading is: the share of the weights that has been read, and seconds so far."""
         loading = self._loading
-        if loading is None:
-            return {}
-        elapsed_s = round(time.monotonic() - loading.since_s, 2)
-        return {"progress": round(loading.share, 3), "elapsed_s": elapsed_s}
+        if loading is not None:
+            elapsed_s = round(time.monotonic() - loading.since_s, 2)
+            return {"progress": round(loading.share, 3), "elapsed_s": elapsed_s}
+        return {"progress": 0.0, "elapsed_s": 0.0} if self.state == "loading" else {}
 
     async def snapshot(self, timeout_s: float) -> Snapshot | None:
         """What the engine says of itself; None when there is none."""
@@ -223,7 +233,7 @@ class ModelHub:
     async def _load(self, entry: Entry) -> None:
         # Before the other model goes: there is no moment at which nothing seems to be under way.
         loading = self._loading = _Loading(entry, time.monotonic())
-        self.failure = ""
+        self.failure, self._failed = "", None
 
         def note(share: float) -> bool:  # called in the engine's thread
             loading.share = share
@@ -245,10 +255,11 @@ class ModelHub:
             for notice in thread.snapshot.notices if thread.snapshot else ():
                 logger.info("%s", notice)
         except (ApiError, DsparkError, ValueError, OSError, MemoryError) as error:
-            self.failure = f"model {entry.id} cannot be loaded: {error}"
+            self.failure, self._failed = f"model {entry.id} cannot be loaded: {error}", entry
             logger.error("%s", self.failure)
         except Exception as error:
             self.failure = f"model {entry.id} cannot be loaded; the server's log has the place"
+            self._failed = entry
             log_failure(f"model {entry.id} cannot be loaded", error)
         finally:
             self._loading = None

@@ -48,10 +48,12 @@ class Second:
 
 @dataclass(slots=True)
 class Totals:
-    """Since the server has started. requests: by outcome."""
+    """Since the server has started. requests: those that ask for text, by outcome; responses:
+    all that the server gave, by status."""
 
     clock: Callable[[], float] = time.time
     requests: Counter[str] = field(default_factory=Counter)
+    responses: Counter[int] = field(default_factory=Counter)
     n_prompt_tokens: int = 0
     n_reused_tokens: int = 0
     n_tokens: int = 0
@@ -108,8 +110,12 @@ class Totals:
         self.ttft_counts[bisect.bisect_left(TTFT_BUCKETS_S, piece.stats.ttft_s)] += 1
         self.ttft_sum_s += piece.stats.ttft_s
 
+    def observe_response(self, status: int) -> None:
+        """One HTTP request, of whatever kind, was answered."""
+        self.responses[status] += 1
+
     def observe_end(self, outcome: str, took_s: float) -> None:
-        """One HTTP request has ended. outcome: ok, cancelled, or the status of its error."""
+        """One request for text has ended. outcome: ok, cancelled, or the status of its error."""
         self.requests[outcome] += 1
         if outcome == "ok":
             self.request_s += took_s
@@ -167,11 +173,17 @@ class Collector:
         """Called at each scrape."""
         totals = self._totals
         requests = CounterMetricFamily(
-            "dspark_requests", "HTTP requests by outcome", labels=["outcome"]
+            "dspark_requests", "requests for text that could be read", labels=["outcome"]
         )
         for outcome, count in totals.requests.items():
             requests.add_metric([outcome], count)
         yield requests
+        responses = CounterMetricFamily(
+            "dspark_responses", "HTTP responses, refusals included", labels=["status"]
+        )
+        for status, count in totals.responses.items():
+            responses.add_metric([str(status)], count)
+        yield responses
         for name, text, value in (
             ("prompt_tokens", "prompt tokens", totals.n_prompt_tokens),
             ("reused_tokens", "prompt tokens found in a cache", totals.n_reused_tokens),

@@ -26,9 +26,9 @@ class Delta:
 
 
 class ReplySplitter:
-    """Splits one reply. n_calls: tool calls so far."""
+    """Splits one reply."""
 
-    __slots__ = ("_calls", "_thought", "n_calls")
+    __slots__ = ("_calls", "_thought")
 
     def __init__(
         self, *, thinks: bool, is_thinking: bool, style: ToolStyle, names: frozenset[str]
@@ -37,7 +37,6 @@ class ReplySplitter:
         names: tools that may be called."""
         self._thought = ThoughtSplitter(is_thinking) if thinks else None
         self._calls = _Calls(style, names) if names else None
-        self.n_calls = 0
 
     def push(self, text: str, *, is_last: bool = False) -> Delta:
         """What the text adds; with is_last also everything that was held back."""
@@ -46,7 +45,6 @@ class ReplySplitter:
             delta.reasoning, delta.content = self._thought.push(text, is_last)
         if self._calls is not None:
             delta.content, delta.calls = self._calls.push(delta.content, is_last)
-        self.n_calls += len(delta.calls)
         return delta
 
 

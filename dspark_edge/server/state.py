@@ -52,7 +52,7 @@ class ServerState:
     async def stats(self) -> dict[str, Any]:
         """The totals, the last minute and the state, for user interfaces."""
         _, health = await self.health()
-        snapshot = await self._hub.snapshot(0.0)
+        snapshot = self._hub.last_snapshot
         return {
             **health,
             **self._totals.to_json(),

@@ -15,6 +15,14 @@ import llama_cpp
 from ..errors import ModelError
 
 
+def utf8(text: str) -> bytes:
+    """A text as bytes. Raises ValueError when it is not Unicode (lone surrogates)."""
+    try:
+        return text.encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise ValueError("the text is not Unicode: it has lone surrogates") from error
+
+
 class Vocabulary:
     """Tokens of one GGUF file."""
 
@@ -35,12 +43,9 @@ class Vocabulary:
     def tokenize(self, text: str, *, add_special: bool) -> list[int]:
         """Token ids; control tokens written out in the text become those tokens.
 
-        Raises ValueError when the text is not Unicode (lone surrogates).
+        Raises ValueError when the text is not Unicode.
         """
-        try:
-            data = text.encode("utf-8")
-        except UnicodeEncodeError as error:
-            raise ValueError("the text is not Unicode: it has lone surrogates") from error
+        data = utf8(text)
         n_max = len(data) + 2  # a token has at least a byte; begin and end come on top
         while True:
             tokens = (llama_cpp.llama_token * n_max)()

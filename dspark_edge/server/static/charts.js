@@ -12,20 +12,20 @@ export function curves(svg, values, plain, top, label) {
     const path = run.map(([i, value]) => `${x(i).toFixed(1)} ${y(value).toFixed(1)}`).join("L");
     const [first, last] = [x(run[0][0]), x(run.at(-1)[0])];
     parts.push(shape("path", { class: "area", d: `M${first} ${height}L${path}L${last} ${height}Z` }));
-    parts.push(shape("path", { class: "now", d: `M${path}${run.length === 1 ? "h3" : ""}` }));
+    parts.push(shape("path", { class: "now", d: `M${path}${dashOf(run)}` }));
   }
   for (const run of runsOf(plain)) {
     const path = run.map(([i, value]) => `${x(i).toFixed(1)} ${y(value).toFixed(1)}`).join("L");
-    parts.push(shape("path", { class: "plain", d: `M${path}${run.length === 1 ? "h3" : ""}` }));
+    parts.push(shape("path", { class: "plain", d: `M${path}${dashOf(run)}` }));
   }
   show(svg, width, height, parts, label);
 }
 
-/** One column for each round: what was verified as an outline, what was accepted filled. */
-export function columns(svg, rounds, n, label) {
+/** One column for each round: what was verified as an outline, what was accepted filled. top: the
+ * most that a column can show. */
+export function columns(svg, rounds, n, top, label) {
   const [width, height] = sizeOf(svg);
   const step = width / n;
-  const top = Math.max(4, ...rounds.map((round) => round.n_verified));
   const unit = (height - 3) / top;
   const parts = [shape("path", { class: "base", d: `M0 ${height - 0.5}H${width}` })];
   rounds.forEach(({ n_verified, n_accepted }, i) => {
@@ -48,8 +48,10 @@ export function gauge(svg, parts, total, label) {
   const [width, height] = sizeOf(svg);
   let x = 0;
   const bars = parts.map(([name, amount]) => {
-    const bar = shape("rect", { class: name, x, y: 0, width: (amount / total) * width, height });
-    x += (amount / total) * width;
+    const share = (amount / total) * width;
+    // A gap, since neighbours may look the same to who sees no colours.
+    const bar = shape("rect", { class: name, x, y: 0, width: Math.max(share - 1, 0.5), height });
+    x += share;
     return bar;
   });
   show(svg, width, height, bars, label);
@@ -63,6 +65,12 @@ function runsOf(values) {
     else runs.push([[i, value]]);
   });
   return runs;
+}
+
+/** What makes a single point visible, within the picture. */
+function dashOf(run) {
+  if (run.length > 1) return "";
+  return run[0][0] ? "h-3" : "h3";
 }
 
 function sizeOf(svg) {

@@ -60,7 +60,7 @@ export class Conversation {
     const isLoading = stats?.status === "loading";
     const isQueued = stats?.queue.n_waiting > 0;
     const text = isLoading ? "Loading the model" : isQueued ? "Waiting for a turn" : "Reading";
-    if (this.isBusy) this.#views.at(-1)?.showWait(text, isLoading ? stats.progress : null);
+    if (this.isBusy) this.#views.at(-1)?.showWait(text, isLoading && stats.progress < 1 ? stats.progress : null);
   }
 
   async #generate(turn, view) {

@@ -12,10 +12,9 @@ export function element(tag, props = {}, ...children) {
 }
 
 /** An SVG element; attributes are attributes. */
-export function shape(tag, attributes, text = "") {
+export function shape(tag, attributes) {
   const made = document.createElementNS(SVG, tag);
   for (const [name, value] of Object.entries(attributes)) made.setAttribute(name, value);
-  if (text) made.textContent = text;
   return made;
 }
 

@@ -68,10 +68,14 @@ export class Panel {
     let text = "What each round verified, and how much of it was right";
     if (rounds.length) {
       const tau = (sum("n_tokens") / rounds.length).toFixed(2);
-      text = `${tau} tokens a round; ${sum("n_accepted")} of ${sum("n_verified")} verified were right`;
+      const right = `${sum("n_accepted")} of ${sum("n_verified")} verified were right`;
+      text = `${tau} tokens a round; ${sum("n_verified") ? right : "nothing was verified"}`;
     }
     say(byId("blocks"), text);
-    columns(byId("block-chart"), rounds.slice(-N_COLUMNS), N_COLUMNS, `Blocks of this reply: ${text}`);
+    const shown = rounds.slice(-N_COLUMNS);
+    const top = Math.max(4, ...shown.map((round) => round.n_verified));
+    say(byId("block-span"), `by round, 0–${top}`);
+    columns(byId("block-chart"), shown, N_COLUMNS, top, `Blocks of this reply: ${text}`);
   }
 
   #show(stats) {
@@ -119,6 +123,7 @@ function showSpeed(stats, seconds) {
   const ratio = byId("ratio");
   ratio.hidden = plain === null || tps === null;
   if (!ratio.hidden) say(ratio, `${(tps / plain).toFixed(2)}× plain`);
+  ratio.classList.toggle("is-gain", !ratio.hidden && tps >= plain);
   const when = isNow ? "Now" : tpsOf(minute) === null ? "Since the start" : "Over the last minute";
   const estimate = plain === null ? "no plain round was seen yet" : `plain decoding: about ${speed(plain)}`;
   say(byId("plain"), tps === null ? "No reply yet" : `${when}; ${estimate}`);
@@ -126,7 +131,8 @@ function showSpeed(stats, seconds) {
   say(byId("brief"), tps === null ? "Engine" : `${speed(tps)} tok/s${brief}`);
   const values = seconds.map(tpsOf);
   const plains = seconds.map(plainOf);
-  const top = Math.max(1, ...values, ...plains) * 1.1;
+  const top = Math.ceil(Math.max(1, ...values, ...plains) * 1.1);
+  say(byId("speed-span"), `last minute, 0–${top}`);
   curves(byId("speed-chart"), values, plains, top, `Tokens per second: ${tps === null ? "nothing yet" : `${speed(tps)}; ${estimate}`}`);
 }
 
@@ -143,9 +149,10 @@ function showAcceptance(seconds) {
 function showState(stats) {
   const { status, speculation } = stats;
   if (status === "loading") {
-    setState("loading", "Loading model", `${percent(stats.progress)} after ${Math.round(stats.elapsed_s)} s`);
-  } else if (status === "failed") {
-    setState("lost", "Model not loaded", stats.failure ?? "");
+    const share = stats.progress < 1 ? percent(stats.progress) : "All of it is read, getting ready";
+    setState("loading", "Loading model", `${share} after ${Math.round(stats.elapsed_s)} s`);
+  } else if (stats.failure) {
+    setState("lost", "Model not loaded", stats.failure);
   } else if (!speculation) {
     setState("unknown", "Model unloaded", "It comes back with the next message");
   } else {
