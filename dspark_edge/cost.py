@@ -1,22 +1,18 @@
-"""What a pass costs on this machine: measured, kept on disk, corrected while running.
+"""What a pass costs on this machine: measured, and corrected while running.
 
-Owns: the cost table, its profile and its cache file.
-Refuses to know: models and contexts (it is given functions that run a pass), and what is decided.
+Owns: the cost table and its profile. Refuses to know: models and contexts (it is given functions
+that run a pass), files, and what is decided.
 """
 
 from __future__ import annotations
 
-import json
 import math
 import statistics
 import sys
 from bisect import bisect_left
 from collections.abc import Callable, Mapping
 from functools import partial
-from pathlib import Path
 from typing import Any
-
-from .files import write_atomically
 
 FORMAT_VERSION = 1
 DEPTH_STEP = 512  # tokens; bucket 0 is 0-511, then each bucket is as deep as all before it
@@ -38,7 +34,7 @@ class CostTable:
     Measured, never modelled: a staircase stays a staircase, and a wider pass may be cheaper. Other
     programs slow passes of all sizes alike, the ones that do not run just now included: that is
     kept apart, as one factor, so that a busy moment does not bend the curve.
-    other_s: own time per round, in seconds. is_noisy: profiled while the machine was busy.
+    other_s: own time per round, in seconds. is_noisy: its passes took now more, now less.
     """
 
     WIDTHS = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 16, 24, 32)
@@ -76,6 +72,11 @@ class CostTable:
     def draft_s(self, n_seq: int) -> float:
         """Seconds of a draft pass over n_seq sequences; 0 when drafts need no pass."""
         return self._load * _interpolate(self._draft, n_seq) if self._draft else 0.0
+
+    @property
+    def widest(self) -> int:
+        """The widest pass that was measured; 0: none was."""
+        return max((max(curve) for curve in self._verify.values()), default=0)
 
     @property
     def load(self) -> float:
@@ -204,23 +205,6 @@ def profile(
     table = CostTable(verify={_bucket(depth): curves["verify"]}, draft=curves["draft"])
     table.is_noisy = any(statistics.median(s) > BUSY_RATIO * min(s) for s in measured)
     return table
-
-
-def load_cached(path: Path, key: str) -> CostTable | None:
-    """The table saved under this key; None when missing, unreadable, corrupt or of another key."""
-    try:
-        saved = json.loads(path.read_text(encoding="utf-8"))
-        if not isinstance(saved, dict) or saved.get("key") != key:
-            return None
-        return CostTable.from_json(saved.get("table"))
-    except (OSError, ValueError, RecursionError):  # ValueError: bad JSON, bad UTF-8, bad table
-        return None
-
-
-def save_cached(path: Path, key: str, table: CostTable) -> bool:
-    """Write the table atomically; False when the place is not writable."""
-    text = json.dumps({"key": key, "table": table.to_json()})
-    return write_atomically(path, text)
 
 
 def _sizes(largest: int) -> list[int]:

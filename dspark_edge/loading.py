@@ -15,13 +15,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import llama_cpp
-import platformdirs
 import psutil
 
 from ._core import BlockDecoder, DecoderConfig, device_memory
 from .calibration import Calibration, load_calibration
 from .choice import LOOKUP_LEN, Choice, choose, lookup
-from .cost import CostTable, load_cached, profile, save_cached
+from .cost import CostTable
+from .cost_cache import cost_table
 from .errors import PairError
 from .files import fingerprint
 from .governor import Governor
@@ -34,11 +34,8 @@ from .speculation import Mode, Speculation
 if TYPE_CHECKING:
     from llama_cpp import Llama
 
-DRAFT_PASS = "host chain"  # how drafts are made: tables timed before that was so are timed anew
 Progress = Callable[[float], bool]  # gets 0..1 of the weights; False ends the loading
 MAX_THREADS = 512
-PROFILE_DEPTH = 256  # tokens in the cache while profiling
-PROFILE_WIDTH = 32  # widest pass that is profiled
 
 
 @dataclass(slots=True, frozen=True)
@@ -114,7 +111,13 @@ def load(
     _note_limits(asked, choice, decoder)
     cost = CostTable()
     if choice.proposer is not None and speculation == "auto":
-        cost = _cost_table(decoder, _cost_key(asked, choice), cost_cache, choice)
+        cost = cost_table(
+            decoder,
+            choice,
+            target=asked.path,
+            setting=f"threads {asked.n_threads} gpu layers {asked.n_gpu_layers}",
+            folder=cost_cache,
+        )
     calibration = _calibration(choice)
     proposals = Speculation(
         mode=speculation,
@@ -279,50 +282,7 @@ def _device_name(n_threads: int, n_gpu_layers: int) -> str:
     return f"{', '.join(gpus)} ({layers}); {cpu}"
 
 
-# ---------------------------------------------------------------- costs and calibration
-
-
 def _calibration(choice: Choice) -> Calibration | None:
     if choice.drafter is None:
         return None
     return load_calibration(choice.drafter, n_slots=max(choice.n_max, LOOKUP_LEN))
-
-
-def _cost_table(
-    decoder: BlockDecoder, key: str, cost_cache: Path | None, choice: Choice
-) -> CostTable:
-    """From the cache, or measured now (a few seconds) and kept there."""
-    folder = cost_cache or Path(platformdirs.user_cache_dir("dspark_edge", appauthor=False))
-    file = folder / f"cost-{key[:16]}.json"
-    table = load_cached(file, key)
-    if table is None:
-        has_drafter = choice.proposer == "drafter"
-        widest = decoder.n_seq * (1 + choice.n_verified("auto"))
-        max_width = min(PROFILE_WIDTH, widest, decoder.n_ctx)
-        table = profile(
-            decoder.time_step,
-            decoder.time_draft if has_drafter else None,
-            max_width=max_width,
-            n_seq=decoder.n_seq,
-            depth=min(PROFILE_DEPTH, decoder.n_ctx - max_width),
-        )
-        if table.is_noisy:
-            choice.notices.append("the machine was busy while passes were timed: not kept")
-        elif not save_cached(file, key, table):
-            choice.notices.append(f"the cost table cannot be kept in {folder}; measured each time")
-    return table
-
-
-def _cost_key(asked: _Asked, choice: Choice) -> str:
-    parts = [
-        fingerprint(asked.path) if asked.path else "",
-        fingerprint(choice.drafter) if choice.drafter else "",
-        str(choice.proposer),
-        DRAFT_PASS,
-        llama_cpp.__version__,
-        llama_cpp.llama_print_system_info().decode("utf-8", errors="replace"),
-        *(device.name for device in device_memory()),
-        f"threads {asked.n_threads} gpu layers {asked.n_gpu_layers} "
-        f"sequences {asked.n_seq} slots {choice.n_max}",
-    ]
-    return hashlib.sha256("\0".join(parts).encode()).hexdigest()

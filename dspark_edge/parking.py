@@ -11,8 +11,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-PROBE_SMOOTHING = 0.5  # probes are rare, so each weighs more than a draft of a drafting phase
+PROBE_SMOOTHING = 0.25  # probes are rare, so each weighs more than a draft of a drafting phase
 MAX_GAIN = 2.0  # one lucky draft must not outweigh many poor ones
+MIN_PARKED_GAIN = 0.6  # what came before must not keep a drafter parked that has turned good
 
 
 @dataclass(slots=True)
@@ -110,6 +111,7 @@ class Parking:
             weight = min(1.0, n_drafts * max(self.smoothing, 1.0 / self._n_trial_drafts))
         else:
             weight = PROBE_SMOOTHING
+            self.mean_gain = max(self.mean_gain, MIN_PARKED_GAIN)
         difference = min(gain, MAX_GAIN) - self.mean_gain
         self.mean_gain += weight * difference
         self._variance = (1.0 - weight) * (self._variance + weight * difference * difference)

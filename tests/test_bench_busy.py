@@ -9,7 +9,8 @@ import time
 
 import pytest
 
-from dspark_edge.bench.busy import CpuSeconds, Others, busy_reason, read_cpu
+from dspark_edge.bench.busy import busy_reason
+from dspark_edge.others import CpuSeconds, Others, read_cpu
 
 N_CPU = os.cpu_count() or 1
 BURNT_S = 0.2

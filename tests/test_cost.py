@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import itertools
 import json
-import os
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 
-from dspark_edge.cost import CostTable, load_cached, profile, save_cached
+from dspark_edge.cost import CostTable, profile
 from dspark_edge.scheduler import choose_lengths
 
 JAGGED_S = {1: 0.0147, 4: 0.0329, 5: 0.0519, 7: 0.0613, 8: 0.049}
@@ -274,88 +272,6 @@ GOOD = full_table().to_json()
 def test_a_malformed_table_is_refused(damaged: object) -> None:
     with pytest.raises(ValueError, match="profile it anew"):
         CostTable.from_json(damaged)
-
-
-def test_a_saved_table_is_loaded_under_its_key(tmp_path: Path) -> None:
-    path = tmp_path / "made" / "on demand" / "cost.json"
-    assert save_cached(path, "key", full_table())
-    loaded = load_cached(path, "key")
-    assert loaded is not None
-    assert loaded.to_json() == full_table().to_json()
-    assert os.listdir(path.parent) == ["cost.json"]
-
-
-def test_a_table_of_another_key_is_not_loaded(tmp_path: Path) -> None:
-    save_cached(tmp_path / "cost.json", "key", full_table())
-    assert load_cached(tmp_path / "cost.json", "other key") is None
-
-
-def test_a_missing_file_is_no_table(tmp_path: Path) -> None:
-    assert load_cached(tmp_path / "cost.json", "key") is None
-
-
-def test_a_directory_in_place_of_the_file_is_no_table(tmp_path: Path) -> None:
-    assert load_cached(tmp_path, "key") is None
-
-
-@pytest.mark.parametrize(
-    "content",
-    [
-        b"",
-        b"\xff\xfe",
-        b"null",
-        b"[]",
-        b'{"key": "key"}',
-        b'{"key": "key", "table": {"version": 1}}',
-        b"[" * 100_000,
-    ],
-)
-def test_a_corrupt_file_is_no_table(tmp_path: Path, content: bytes) -> None:
-    path = tmp_path / "cost.json"
-    path.write_bytes(content)
-    assert load_cached(path, "key") is None
-
-
-def test_a_file_cut_anywhere_is_no_table(tmp_path: Path) -> None:
-    path = tmp_path / "cost.json"
-    save_cached(path, "key", full_table())
-    whole = path.read_bytes()
-    for n in range(len(whole)):
-        path.write_bytes(whole[:n])
-        assert load_cached(path, "key") is None
-
-
-def test_a_corrupt_file_is_replaced_by_a_new_measurement(tmp_path: Path) -> None:
-    path = tmp_path / "cost.json"
-    path.write_bytes(b"{")
-    assert load_cached(path, "key") is None
-    table = profile(lambda n, d: 0.01 * n, None, max_width=8, n_seq=1, depth=0)
-    assert save_cached(path, "key", table)
-    loaded = load_cached(path, "key")
-    assert loaded is not None
-    assert loaded.verify_s(8, 0) == 0.08
-
-
-def test_an_unwritable_place_is_reported_not_raised(tmp_path: Path) -> None:
-    (tmp_path / "file").write_bytes(b"")
-    assert not save_cached(tmp_path / "file" / "cost.json", "key", full_table())
-
-
-def test_a_failed_save_leaves_the_old_table_and_no_debris(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = tmp_path / "cost.json"
-    save_cached(path, "key", full_table())
-
-    def refuse(*_: object) -> None:
-        raise OSError("disk full")
-
-    monkeypatch.setattr(os, "fsync", refuse)
-    assert not save_cached(path, "key", CostTable(verify={0: {1: 1.0}}))
-    assert os.listdir(tmp_path) == ["cost.json"]
-    loaded = load_cached(path, "key")
-    assert loaded is not None
-    assert loaded.verify_s(8, 0) == 0.049
 
 
 def test_widths_are_dense_where_steps_are_expected() -> None:

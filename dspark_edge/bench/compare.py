@@ -17,7 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from ..loading import default_threads
-from .busy import Others, busy_reason
+from ..others import Others
+from .busy import busy_reason
 from .compare_rows import rows_of
 from .compare_table import print_comparison
 from .machine import describe_machine

@@ -13,7 +13,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from .busy import Others, busy_reason
+from ..others import Others
+from .busy import busy_reason
 from .energy import EnergyMeter, find_meter
 from .machine import describe_machine
 from .measure import draw_lead, run_group

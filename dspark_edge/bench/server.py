@@ -15,8 +15,9 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from ..loading import default_threads
+from ..others import Others
 from ..speculation import Mode as Speculating
-from .busy import Others, busy_reason
+from .busy import busy_reason
 from .machine import describe_machine
 from .our_server import MAX_PARALLEL, OurServer, command_of
 from .output import check_place
