@@ -35,6 +35,7 @@ from dspark_edge.distill.pipeline import distill
 from dspark_edge.distill.report import Facts
 from dspark_edge.distill.settings import DataSettings, Shape, TrainSettings
 from dspark_edge.distill.shards import ShardStore
+from dspark_edge.distill.start import StartFile
 from dspark_edge.distill.target_file import TargetFile
 from dspark_edge.distill.train import Trainer
 
@@ -116,14 +117,16 @@ def test_loss_falls_and_the_drafter_beats_an_untrained_one(
 def started_from(start: Path, facts: Facts, target: Path, shape: Shape | None = None) -> float:
     """Held-out tau of a drafter that begins with a file's weights."""
     store = ShardStore(facts.drafter.parent / "work" / "shards", limit_bytes=1 << 40)
+    begun = StartFile(start)
+    shape = begun.fitted(shape or facts.shape)
     drafter, vocabulary, _ = new_drafter(
         TargetFile(target),
-        shape or facts.shape,
+        shape,
         store,
         n_draft_max=16,  # the file's own vocabulary counts
         device=torch.device("cpu"),
         seed=2,
-        start=start,
+        start=begun,
     )
     checkpoint = facts.drafter.parent / "none.pt"
     trainer = Trainer(drafter, vocabulary, store, TrainSettings(), checkpoint)
@@ -131,7 +134,9 @@ def started_from(start: Path, facts: Facts, target: Path, shape: Shape | None = 
 
 
 def test_training_goes_on_from_a_drafter_file(facts: Facts, shallow_target: Path) -> None:
-    tau = started_from(facts.drafter, facts, shallow_target)
+    """With the file's own mask token, whichever would be taken for a new one."""
+    shape = replace(facts.shape, mask_token=facts.shape.mask_token - 1)
+    tau = started_from(facts.drafter, facts, shallow_target, shape)
     assert tau == pytest.approx(facts.acceptance.greedy_tau, abs=0.02)
 
 

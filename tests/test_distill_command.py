@@ -12,7 +12,7 @@ import pytest
 
 pytest.importorskip("torch")
 
-from dspark_edge import DsparkError
+from dspark_edge import DsparkError, ModelError
 from dspark_edge.distill import __main__ as command
 from dspark_edge.distill.lock import alone_in
 from dspark_edge.distill.my_chats import read_chats
@@ -80,6 +80,15 @@ def test_the_chain_runs_under_the_lock(tiny_llama: Path, tmp_path: Path) -> None
     with alone_in(options.work), pytest.raises(DsparkError, match="in use by another process"):
         distill(options)
     assert os.listdir(options.work) == ["lock"]
+
+
+def test_a_start_that_does_not_fit_is_refused_before_anything_is_sampled(
+    tiny_llama: Path, tmp_path: Path
+) -> None:
+    options = replace(tiny_options(tiny_llama, tmp_path), start=tiny_llama)
+    with pytest.raises(ModelError, match=r"general\.architecture llama, but dflash is to be trained"):
+        distill(options)
+    assert not (options.work / "shards").exists()
 
 
 # ---------------------------------------------------------------- --my-chats

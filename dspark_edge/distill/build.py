@@ -6,7 +6,6 @@ Refuses to know the training loop.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
@@ -60,17 +59,16 @@ def new_drafter(
     n_draft_max: int,
     device: torch.device,
     seed: int,
-    start: Path | None = None,
+    start: StartFile | None = None,
 ) -> tuple[Drafter, DraftVocabulary, float]:
     """The drafter at its start, its vocabulary, and the share of the text that this covers.
 
-    start: a drafter file that it goes on from, with that one's vocabulary.
+    start: a drafter of this shape that it goes on from, with that one's vocabulary.
     """
-    begun = None if start is None else StartFile(start, shape)
-    if begun is None:
+    if start is None:
         ids, covered = choose_tokens(all_sequences(store), n_vocab=shape.n_vocab, n_max=n_draft_max)
     else:
-        ids = begun.draft_ids
+        ids = start.draft_ids
         covered = coverage(all_sequences(store), ids, n_vocab=shape.n_vocab)
     torch.manual_seed(seed)
     drafter = Drafter(
@@ -79,8 +77,8 @@ def new_drafter(
         torch.from_numpy(target.head_rows(ids)),
         torch.from_numpy(_feature_rms(store, shape)),
     )
-    if begun is not None:
-        begun.fill(drafter)
+    if start is not None:
+        start.fill(drafter)
     vocabulary = DraftVocabulary(torch.from_numpy(ids).to(device), shape.n_vocab)
     return drafter.to(device), vocabulary, covered
 

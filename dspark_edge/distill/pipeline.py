@@ -20,6 +20,7 @@ from .precision import train_dtype
 from .report import Facts, verdict, write_report
 from .settings import Shape, check_same_work, shares_of
 from .shards import ShardStore
+from .start import StartFile
 from .target_file import TargetFile
 from .train import Trainer, is_held_out
 
@@ -49,12 +50,15 @@ def _distill(options: Options, device: torch.device, now: Callable[[], float]) -
         rank=options.rank,
         taps=options.taps,
     )
+    start = None if options.start is None else StartFile(options.start)
+    if start is not None:  # now, not after hours
+        shape = start.fitted(shape)
     check_memory(shape, options.n_draft_max)
     check_same_work(options.work, options.target, shape, options.data)
     clock = Clock(options.work / "clock.json", options.hours * 3600.0, now=now)
     store = ShardStore(options.work / "shards", limit_bytes=options.disk_bytes)
     _collect(options, target, shape, store, clock)
-    trained = _train(options, target, shape, store, clock, device)
+    trained = _train(options, target, shape, start, store, clock, device)
     facts = finish(options, target, trained, store, clock)
     page = write_report(facts)
     clock.save()
@@ -66,6 +70,7 @@ def _train(
     options: Options,
     target: TargetFile,
     shape: Shape,
+    start: StartFile | None,
     store: ShardStore,
     clock: Clock,
     device: torch.device,
@@ -77,7 +82,7 @@ def _train(
         n_draft_max=options.n_draft_max,
         device=device,
         seed=options.training.seed,
-        start=options.start,
+        start=start,
     )
     drafter.train_dtype = train_dtype(options.precision, device, clock.say)
     trainer = Trainer(drafter, vocabulary, store, options.training, options.work / CHECKPOINT)

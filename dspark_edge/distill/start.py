@@ -5,6 +5,7 @@ Refuses to know the training loop.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -17,14 +18,13 @@ from .export import LAYER_MATRICES, LAYER_NORMS
 from .model import Drafter, unit_rows
 from .settings import Shape
 
+MASK_TOKEN = "tokenizer.ggml.mask_token_id"
+
 
 class StartFile:
-    """An opened drafter that training goes on from.
+    """An opened drafter that training goes on from. Raises ModelError when it cannot be read."""
 
-    Raises ModelError when it is not one, or not of the shape that is to be trained.
-    """
-
-    def __init__(self, path: Path, shape: Shape) -> None:
+    def __init__(self, path: Path) -> None:
         try:
             reader = GGUFReader(path)
         except (OSError, ValueError, IndexError) as error:
@@ -36,10 +36,24 @@ class StartFile:
             if tensor.name != "d2t"
         }
         ids = [tensor.data for tensor in reader.tensors if tensor.name == "d2t"]
-        self.draft_ids = (
-            np.array(ids[0], dtype=np.int64) if ids else np.arange(shape.n_vocab, dtype=np.int64)
-        )
-        self._check(shape, {name: field.contents() for name, field in reader.fields.items()})
+        self.draft_ids = np.array(ids[0], dtype=np.int64) if ids else np.zeros(0, dtype=np.int64)
+        self._facts = {name: field.contents() for name, field in reader.fields.items()}
+
+    def fitted(self, shape: Shape) -> Shape:
+        """The shape with what is this file's to say: its mask token.
+
+        Raises ModelError unless it is one of the shape that is to be trained.
+        """
+        self._check(shape)
+        mask_token = self._facts.get(MASK_TOKEN)
+        if not isinstance(mask_token, int) or not 0 <= mask_token < shape.n_vocab:
+            raise ModelError(
+                f"drafter {self._path} has {MASK_TOKEN} {mask_token}; it must be one of "
+                f"{shape.n_vocab} tokens; begin without --start-from"
+            )
+        if len(self.draft_ids) == 0:
+            self.draft_ids = np.arange(shape.n_vocab, dtype=np.int64)
+        return replace(shape, mask_token=mask_token)
 
     def fill(self, drafter: Drafter) -> None:
         """Copies its weights. drafter: of the same shape, on the CPU, before its first step."""
@@ -61,7 +75,7 @@ class StartFile:
     def _tensor(self, name: str) -> torch.Tensor:
         return torch.from_numpy(self._tensors[name])
 
-    def _check(self, shape: Shape, facts: dict[str, object]) -> None:
+    def _check(self, shape: Shape) -> None:
         wanted: dict[str, object] = {
             "general.architecture": "dflash",
             "dflash.embedding_length": shape.n_embd,
@@ -73,17 +87,16 @@ class StartFile:
             "dflash.attention.key_length": shape.head_dim,
             "dflash.target_layers": list(shape.taps),
             "dflash.sample_from_anchor": True,
-            "tokenizer.ggml.mask_token_id": shape.mask_token,
         }
         for key, value in wanted.items():
-            if facts.get(key) != value:
+            if self._facts.get(key) != value:
                 raise ModelError(
-                    f"drafter {self._path} has {key} {facts.get(key)}, but {value} is to be "
+                    f"drafter {self._path} has {key} {self._facts.get(key)}, but {value} is to be "
                     "trained; give the same shape, or begin without --start-from"
                 )
         sizes = {
             "markov_w1.weight": (shape.n_vocab, shape.rank),
-            "markov_w2.weight": (len(self.draft_ids), shape.rank),
+            "markov_w2.weight": (len(self.draft_ids) or shape.n_vocab, shape.rank),
             "conf_proj.weight": (1, shape.n_embd + shape.rank),
         }
         for name, size in sizes.items():
