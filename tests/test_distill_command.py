@@ -86,7 +86,7 @@ def test_a_start_that_does_not_fit_is_refused_before_anything_is_sampled(
     tiny_llama: Path, tmp_path: Path
 ) -> None:
     options = replace(tiny_options(tiny_llama, tmp_path), start=tiny_llama)
-    with pytest.raises(ModelError, match=r"general\.architecture llama, but dflash is to be trained"):
+    with pytest.raises(ModelError, match="llama, but dflash is to be trained"):
         distill(options)
     assert not (options.work / "shards").exists()
 
