@@ -51,6 +51,8 @@ def choose(path: Path | None, drafter: str | Path | None, mode: Mode) -> Choice:
             return _with_drafter(found)
         except PairError as error:
             return lookup(str(error))
+    if str(drafter) == "":
+        raise PairError('drafter is ""; give the path of a GGUF file, "auto", "lookup" or None')
     return _with_drafter(Path(drafter).expanduser())
 
 

@@ -102,7 +102,12 @@ class Intake:
     def _prompt_tokens(self, prompt: str | Sequence[int]) -> list[int]:
         if isinstance(prompt, bytes):
             raise ValueError("the prompt is bytes; give a str or a list of token ids")
-        tokens = self.tokenize(prompt) if isinstance(prompt, str) else [index(t) for t in prompt]
+        try:
+            tokens = (
+                self.tokenize(prompt) if isinstance(prompt, str) else [index(t) for t in prompt]
+            )
+        except TypeError as error:
+            raise ValueError(f"the prompt is no str or list of token ids: {error}") from error
         if not tokens:
             raise ValueError("the prompt is empty; give at least one token")
         if len(tokens) > self.n_ctx:

@@ -286,6 +286,7 @@ def test_our_prompts_are_conversations() -> None:
         ('{"turns": []}', 'line 2 has neither "turns"'),
         ('{"turns": [1]}', 'line 2 has neither "turns"'),
         ('{"text": "x"}', 'line 2 has neither "turns"'),
+        ('{"prompt": " "}', "line 2 has an empty turn"),
     ],
 )
 def test_a_bad_prompt_is_named(tmp_path: Path, line: str, message: str) -> None:

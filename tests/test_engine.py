@@ -861,6 +861,9 @@ def test_a_json_schema_is_converted_once(monkeypatch: pytest.MonkeyPatch) -> Non
     [
         ([], "the prompt is empty"),
         ("", "the prompt is empty"),
+        ([1.5], "no str or list of token ids"),
+        (["a"], "no str or list of token ids"),
+        (None, "no str or list of token ids"),
         ([5, 300], "token id is 300; this model has ids 0 to 299"),
         ([-1], "token id is -1"),
     ],

@@ -14,8 +14,9 @@ import pytest
 from tiny_models import DrafterSpec, TargetSpec, vocabulary, write_drafter, write_llama
 
 from dspark_edge._core import DrafterFile
+from dspark_edge.choice import choose
 from dspark_edge.cost import CostTable
-from dspark_edge.errors import ModelError
+from dspark_edge.errors import ModelError, PairError
 from dspark_edge.models import __main__ as command
 from dspark_edge.models import find_drafter, target_path
 from dspark_edge.models.catalogue import catalogue, models_folder, read_catalogue
@@ -387,6 +388,13 @@ def test_a_name_that_nobody_knows_is_answered_with_the_closest(asked: str, said:
     with pytest.raises(ModelError, match="models list") as caught:
         target_path(asked)
     assert said in str(caught.value)
+
+
+def test_no_name_at_all_is_said_so(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match='model is ""; give the path'):
+        target_path("")
+    with pytest.raises(PairError, match='drafter is ""; give the path'):
+        choose(None, "", "auto")
 
 
 def test_a_folder_and_a_wrong_path_name_the_files_there(tmp_path: Path) -> None:

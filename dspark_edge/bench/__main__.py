@@ -38,8 +38,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parser.parse_args(argv)
     try:
         report = args.run(args)
-    except (DsparkError, ValueError, OSError) as error:
+    except (DsparkError, ValueError) as error:
         say(f"error: {in_flags(error)}")
+        return 1
+    except OSError as error:
+        say(f"error: {error.filename}: {error.strerror}" if error.filename else f"error: {error}")
         return 1
     except KeyboardInterrupt:
         say("interrupted; there is no report")

@@ -44,6 +44,8 @@ def read_prompts(path: Path) -> list[list[str]]:
             raise ValueError(
                 f'{path} line {number} has neither "turns" (texts) nor "prompt" (text)'
             )
+        if not all(turn.strip() for turn in turns):
+            raise ValueError(f"{path} line {number} has an empty turn; leave the line out")
         prompts.append(turns)
     if not prompts:
         raise ValueError(f"{path} holds no prompts")

@@ -30,6 +30,10 @@ def target_path(target: str | Path) -> Path:
     """
     if str(target) == "default":
         return _default_target()
+    if str(target) == "":
+        raise ModelError(
+            'model is ""; give the path of a GGUF file, a name of the catalogue, or "default"'
+        )
     path = Path(target).expanduser()
     if path.is_file():
         return path
