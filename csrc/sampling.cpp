@@ -3,8 +3,6 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
-#include <cstring>
-#include <limits>
 
 #include "errors.h"
 #include "grammar_check.h"
@@ -13,81 +11,7 @@ namespace dspark {
 
 namespace {
 
-constexpr float kNegInf = -std::numeric_limits<float>::infinity();
 constexpr float kMinTemperature = 1e-3f;  // below it noise cannot matter: the same as 0
-constexpr int kLanes = 16;  // independent maxima, so that the compiler can use vector registers
-constexpr int kBlock = 256;
-
-uint64_t mix64(uint64_t x) {
-    x ^= x >> 30;
-    x *= 0xBF58476D1CE4E5B9ull;
-    x ^= x >> 27;
-    x *= 0x94D049BB133111EBull;
-    return x ^ (x >> 31);
-}
-
-float block_max(const float * x, int n) {
-    float lanes[kLanes];
-    for (int j = 0; j < kLanes; ++j) {
-        lanes[j] = kNegInf;
-    }
-    int i = 0;
-    for (; i + kLanes <= n; i += kLanes) {
-        for (int j = 0; j < kLanes; ++j) {
-            lanes[j] = x[i + j] > lanes[j] ? x[i + j] : lanes[j];
-        }
-    }
-    for (; i < n; ++i) {
-        lanes[0] = x[i] > lanes[0] ? x[i] : lanes[0];
-    }
-    float best = lanes[0];
-    for (int j = 1; j < kLanes; ++j) {
-        best = lanes[j] > best ? lanes[j] : best;
-    }
-    return best;
-}
-
-// The two best columns by logit; ties go to the lower column, as in ggml's argmax.
-struct TopTwo {
-    int32_t first = -1;
-    int32_t second = -1;
-};
-
-TopTwo top_two(const float * x, int32_t n) {
-    TopTwo top;
-    float first = kNegInf;
-    float second = kNegInf;
-    for (int32_t begin = 0; begin < n; begin += kBlock) {
-        const int32_t end = std::min(begin + kBlock, n);
-        if (block_max(x + begin, end - begin) <= second) {
-            continue;  // nothing in this block can enter
-        }
-        for (int32_t i = begin; i < end; ++i) {
-            if (x[i] > first) {
-                second = first;
-                top.second = top.first;
-                first = x[i];
-                top.first = i;
-            } else if (x[i] > second) {
-                second = x[i];
-                top.second = i;
-            }
-        }
-    }
-    return top;
-}
-
-// An upper bound of the Gumbel noise that `bits` stands for, cheap enough for every token.
-// With w = 1 - u: -ln(u) >= w, so noise <= -ln(w); and log2(w) is bounded from below by the chord
-// that a float's exponent and mantissa form.
-float gumbel_bound(uint32_t bits) {
-    const float half_w = static_cast<float>(static_cast<int32_t>(~bits >> 1));
-    int32_t as_int;
-    std::memcpy(&as_int, &half_w, sizeof as_int);
-    const float log2_below = static_cast<float>(as_int) * (1.0f / 8388608.0f) - 127.0f;
-    constexpr float kLn2 = 0.69314718f;
-    return kLn2 * (31.0f - log2_below);
-}
 
 bool finite_in(float x, float low, float high) { return std::isfinite(x) && x >= low && x <= high; }
 
@@ -105,90 +29,6 @@ bool finite_in(float x, float low, float high) { return std::isfinite(x) && x >=
 [[noreturn]] void bad_value(const std::string & name, int32_t value, const std::string & limit) {
     bad_value(name, std::to_string(value), limit);
 }
-
-// Logits of a row sorted into buckets by distance from the maximum, to find the k-th largest value
-// or the edge of a nucleus without sorting the row.
-class LogitBuckets {
-  public:
-    LogitBuckets(LogitRow row, float max_logit) : row_(row), max_(max_logit) {
-        std::fill(count_, count_ + kBuckets, 0);
-        for (int32_t i = 0; i < row.n; ++i) {
-            if (row.logits[i] != kNegInf) {
-                ++count_[bucket(row.logits[i])];
-            }
-        }
-    }
-
-    // The k-th largest logit, or -inf when there are fewer than k.
-    float kth_largest(int32_t k, std::vector<float> & scratch) const {
-        int32_t above = 0;
-        for (int b = 0; b < kBuckets; ++b) {
-            if (above + count_[b] < k) {
-                above += count_[b];
-                continue;
-            }
-            collect(b, scratch);
-            std::nth_element(scratch.begin(), scratch.begin() + (k - above - 1), scratch.end(),
-                             std::greater<float>());
-            return scratch[k - above - 1];
-        }
-        return kNegInf;
-    }
-
-    // The lowest logit of the smallest set of likeliest tokens at or above `floor` whose
-    // probability, among those, reaches p.
-    float nucleus_edge(float p, float floor, std::vector<float> & scratch) const {
-        double mass[kBuckets] = {};
-        double total = 0.0;
-        for (int32_t i = 0; i < row_.n; ++i) {
-            const float z = row_.logits[i];
-            if (z >= floor && z != kNegInf) {
-                const double e = std::exp(z - max_);
-                mass[bucket(z)] += e;
-                total += e;
-            }
-        }
-        double above = 0.0;
-        for (int b = 0; b < kBuckets; ++b) {
-            if (above + mass[b] < p * total) {
-                above += mass[b];
-                continue;
-            }
-            collect(b, scratch);
-            std::sort(scratch.begin(), scratch.end(), std::greater<float>());
-            for (const float z : scratch) {
-                above += std::exp(z - max_);
-                if (above >= p * total) {
-                    return std::max(z, floor);
-                }
-            }
-        }
-        return floor;
-    }
-
-  private:
-    static constexpr int kBuckets = 512;
-    static constexpr float kPerUnit = 16.0f;  // buckets per unit of logit; the last one is open
-
-    int bucket(float z) const {
-        const float distance = (max_ - z) * kPerUnit;
-        return distance < kBuckets - 1 ? static_cast<int>(distance) : kBuckets - 1;
-    }
-
-    void collect(int b, std::vector<float> & scratch) const {
-        scratch.clear();
-        for (int32_t i = 0; i < row_.n; ++i) {
-            const float z = row_.logits[i];
-            if (z != kNegInf && bucket(z) == b) {
-                scratch.push_back(z);
-            }
-        }
-    }
-
-    LogitRow row_;
-    float max_;
-    int32_t count_[kBuckets];
-};
 
 }  // namespace
 
@@ -223,53 +63,6 @@ void SamplingParams::check(int32_t n_vocab) const {
             bad_value("logit_bias of token " + std::to_string(token), bias, "finite or -inf");
         }
     }
-}
-
-Noise::Noise(uint64_t seed, int32_t position) {
-    const uint64_t key =
-        mix64(mix64(seed + 0x9E3779B97F4A7C15ull) +
-              static_cast<uint64_t>(static_cast<uint32_t>(position)) * 0xD1B54A32D192ED03ull);
-    key0_ = static_cast<uint32_t>(key);
-    key1_ = static_cast<uint32_t>(key >> 32);
-}
-
-double Noise::gumbel(llama_token token) const {
-    const double u = (bits(static_cast<uint32_t>(token)) + 0.5) * 0x1p-32;
-    return -std::log(-std::log(u));
-}
-
-std::vector<TokenLogprob> logprobs(const float * logits, int32_t n_vocab, llama_token token,
-                                   int32_t n) {
-    const float max_logit = block_max(logits, n_vocab);
-    double sum = 0.0;
-    for (int32_t i = 0; i < n_vocab; ++i) {
-        sum += std::exp(static_cast<double>(logits[i] - max_logit));
-    }
-    const double log_sum = max_logit + std::log(sum);
-
-    std::vector<TokenLogprob> result;
-    result.push_back({token, static_cast<float>(logits[token] - log_sum)});
-    std::vector<llama_token> order(n_vocab);
-    for (int32_t i = 0; i < n_vocab; ++i) {
-        order[i] = i;
-    }
-    std::partial_sort(order.begin(), order.begin() + n, order.end(),
-                      [&](llama_token a, llama_token b) {
-                          return logits[a] != logits[b] ? logits[a] > logits[b] : a < b;
-                      });
-    for (int32_t i = 0; i < n; ++i) {
-        result.push_back({order[i], static_cast<float>(logits[order[i]] - log_sum)});
-    }
-    return result;
-}
-
-Draw argmax(LogitRow row) {
-    const TopTwo top = top_two(row.logits, row.n);
-    if (top.first < 0) {
-        return {};
-    }
-    const float runner_up = top.second < 0 ? kNegInf : row.logits[top.second];
-    return {top.first, row.token(top.first), row.logits[top.first] - runner_up};
 }
 
 Sampler::Sampler(const SamplingParams & params, const llama_vocab * vocab, int32_t n_vocab)

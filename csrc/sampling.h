@@ -12,6 +12,8 @@
 #include <vector>
 
 #include "llama.h"
+#include "logit_row.h"
+#include "noise.h"
 
 namespace dspark {
 
@@ -32,59 +34,6 @@ struct SamplingParams {
 
     void check(int32_t n_vocab) const;  // throws Error(value)
 };
-
-// One row of logits. `ids` and `index_of` are null when column i is token i; for a reduced draft
-// vocabulary ids[i] is the token of column i, and index_of[token] its column or -1.
-struct LogitRow {
-    float * logits;
-    int32_t n;
-    const llama_token * ids = nullptr;
-    const int32_t * index_of = nullptr;
-
-    llama_token token(int32_t i) const { return ids ? ids[i] : i; }
-};
-
-struct Draw {
-    int32_t index = -1;      // column of the winner; -1: no token is allowed
-    llama_token token = -1;  // -1: no token is allowed
-    float margin = 0.0f;     // winner's score minus the runner-up's, in units of logits
-};
-
-// Standard Gumbel noise keyed by (seed, position, token): a counter, not a stream.
-class Noise {
-  public:
-    Noise(uint64_t seed, int32_t position);
-    uint32_t bits(uint32_t token) const {
-        uint32_t x = token * 0x9E3779B1u + key0_;
-        x ^= x >> 16;
-        x *= 0x21F0AAADu;
-        x ^= x >> 15;
-        x += key1_;
-        x *= 0x735A2D97u;
-        x ^= x >> 15;
-        x *= 0x85EBCA6Bu;
-        x ^= x >> 16;
-        return x;
-    }
-    double gumbel(llama_token token) const;
-
-  private:
-    uint32_t key0_;
-    uint32_t key1_;
-};
-
-struct TokenLogprob {
-    llama_token token;
-    float logprob;
-};
-
-// Log-probabilities of the target's own distribution, before the sampler chain: first the given
-// token's, then those of the n likeliest tokens.
-std::vector<TokenLogprob> logprobs(const float * logits, int32_t n_vocab, llama_token token,
-                                   int32_t n);
-
-// The likeliest token of a row as it stands; ties go to the lower column, as in ggml.
-Draw argmax(LogitRow row);
 
 class Sampler {
   public:
