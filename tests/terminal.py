@@ -113,6 +113,11 @@ class Terminal:
         """Waits for an empty prompt at the end of the screen, and gives what came before it."""
         return self.wait_for(r"(?m)^> ?$(?=\n*\Z)")
 
+    def say(self, line: str) -> str:
+        """Sends a line, and gives what is shown until the next prompt."""
+        self.enter(line)
+        return self.wait_for_prompt()
+
     def exit_code(self) -> int:
         """Waits for the end of the chat."""
         self._child.expect(pexpect.EOF)

@@ -63,13 +63,8 @@ def begun(terminal: Terminal) -> Terminal:
     return terminal
 
 
-def say(terminal: Terminal, line: str) -> str:
-    terminal.enter(line)
-    return terminal.wait_for_prompt()
-
-
 def exported(terminal: Terminal, path: Path) -> str:
-    say(terminal, f"/export {path}")
+    terminal.say(f"/export {path}")
     return path.read_text()
 
 
@@ -78,7 +73,7 @@ def exported(terminal: Terminal, path: Path) -> str:
 
 def test_help_has_a_line_for_each_command_and_fits_the_usual_width(open_chat: Open) -> None:
     chat = begun(open_chat(columns=80))
-    lines = say(chat, "/help").splitlines()
+    lines = chat.say("/help").splitlines()
     for command in COMMANDS:
         (line,) = [line for line in lines if line.split("  ")[0] == command.usage]
         assert line.endswith(command.help), line
@@ -89,8 +84,8 @@ def test_help_has_a_line_for_each_command_and_fits_the_usual_width(open_chat: Op
 
 def test_tab_completes_commands_sessions_and_paths(open_chat: Open, tmp_path: Path) -> None:
     chat = begun(open_chat(columns=160))
-    say(chat, "Hi")
-    say(chat, "/save trip to Rome --no-kv")
+    chat.say("Hi")
+    chat.say("/save trip to Rome --no-kv")
     folder = tmp_path / "note books"
     folder.mkdir()
     (folder / "old.md").write_text("old")
@@ -121,7 +116,7 @@ def test_a_wide_terminal_folds_nothing_and_a_narrow_one_loses_nothing(open_chat:
     narrow = begun(open_chat(columns=24))
     assert max(map(len, narrow.banner.splitlines())) <= 24
     assert "speculation: off" in " ".join(narrow.banner.split())
-    shown = " ".join(say(narrow, "/help").split())
+    shown = " ".join(narrow.say("/help").split())
     for command in COMMANDS:
         assert " ".join(f"{command.usage} {command.help}".split()) in shown
 
@@ -142,7 +137,7 @@ def test_the_banner_fits_six_rows_also_where_paths_and_reasons_are_long(
     for name in ("model: a-model", "drafter: lookup (", "device: ", "memory: ", "speculation: "):
         assert any(row.startswith(name) for row in rows), name
     assert any("…" in row for row in rows)
-    whole = " ".join(say(chat, "/model").split())  # nothing is lost for who asks
+    whole = " ".join(chat.say("/model").split())  # nothing is lost for who asks
     assert "…" not in whole
     assert target.name in whole
 
@@ -151,8 +146,8 @@ def test_no_color_is_heeded_where_there_would_be_styles(open_chat: Open) -> None
     styled = re.compile(r"\x1b\[[0-9;]*[1-9][0-9;]*m")
     plain, coloured = begun(open_chat(NO_COLOR="1")), begun(open_chat())
     for chat in (plain, coloured):
-        say(chat, "Hi")
-        say(chat, "/show")
+        chat.say("Hi")
+        chat.say("/show")
     assert styled.search(coloured.raw)
     assert not styled.search(plain.raw)
 
@@ -164,22 +159,22 @@ def test_thoughts_are_dimmed_hidden_when_asked_and_never_sent_back(
     open_chat: Open, tmp_path: Path
 ) -> None:
     chat = begun(open_chat())
-    assert re.search(rf"<think>\n{THOUGHT}\n</think>\n\n{TEXT}", say(chat, "Q"))
+    assert re.search(rf"<think>\n{THOUGHT}\n</think>\n\n{TEXT}", chat.say("Q"))
     assert f"\x1b[2m{THOUGHT[-1]}" in chat.raw or f"{THOUGHT}\x1b[0m" in chat.raw
-    assert "thoughts = show" in say(chat, "/set thoughts")
-    assert "thoughts = hide" in say(chat, "/set thoughts hide")
-    shown = say(chat, "R")
+    assert "thoughts = show" in chat.say("/set thoughts")
+    assert "thoughts = hide" in chat.say("/set thoughts hide")
+    shown = chat.say("R")
     assert TEXT in shown
     assert "think" not in shown
     assert THOUGHT not in shown
     # begin; role, Q, end; role, the text and no thought, end; role, R, end; role.
     n_prompt = 1 + 3 + (2 + len(TEXT)) + 3 + 1
-    assert f"prompt: {n_prompt} tokens" in say(chat, "/stats")
-    assert "it must be show or hide" in say(chat, "/set thoughts maybe")
+    assert f"prompt: {n_prompt} tokens" in chat.say("/stats")
+    assert "it must be show or hide" in chat.say("/set thoughts maybe")
     messages = json.loads(exported(chat, tmp_path / "it.json"))["messages"]
     assert [m["content"] for m in messages] == ["Q", TEXT, "R", TEXT]
-    say(chat, "/set thoughts show")
-    assert f"\n{THOUGHT}\n" in say(chat, "/retry")
+    chat.say("/set thoughts show")
+    assert f"\n{THOUGHT}\n" in chat.say("/retry")
 
 
 # ---------------------------------------------------------------- what goes in and out
@@ -207,7 +202,7 @@ def test_a_paste_of_many_lines_is_one_message(open_chat: Open, tmp_path: Path) -
 
 def test_with_no_history_nothing_that_was_typed_is_kept(open_chat: Open, tmp_path: Path) -> None:
     chat = begun(open_chat("--no-history"))
-    say(chat, "a secret")
+    chat.say("a secret")
     chat.send(UP)  # in this run it can be had back
     chat.wait_until_shown(r"(?m)^> a secret$(?=\n*\Z)")
     chat.send(CTRL_C)
@@ -242,13 +237,13 @@ def test_a_broken_drafter_beside_the_model_is_named_with_the_reason(
             (folder / "dspark-m.gguf").write_bytes(b"this is no drafter")
         else:
             write_drafter(folder / "dspark-m.gguf", spec)
-        shown = " ".join(say(chat, f"/model {target}").split())
+        shown = " ".join(chat.say(f"/model {target}").split())
         drafter = re.findall(r"drafter: (.*?) device: ", shown)[-1]
         assert drafter.startswith("lookup ("), what
         assert "dspark-m.gguf" in drafter, what
         assert re.search(reason, drafter), f"{what}: {drafter}"
         assert "Traceback" not in shown
-    assert re.search(STATUS, say(chat, "Hi"))
+    assert re.search(STATUS, chat.say("Hi"))
 
 
 @pytest.mark.parametrize("what", BROKEN)
@@ -276,7 +271,7 @@ def test_a_drafter_without_confidence_head_works_and_says_nothing(
     chat = begun(open_chat("--model", str(target), "--speculation", "always"))
     assert "drafter: dspark-m.gguf" in chat.banner
     assert "speculation: always on (drafter)" in chat.banner
-    assert re.search("accepted [0-9]+ %", say(chat, "/set max_tokens 20") + say(chat, "Hi"))
+    assert re.search("accepted [0-9]+ %", chat.say("/set max_tokens 20") + chat.say("Hi"))
 
 
 # ---------------------------------------------------------------- scenario 17
@@ -308,7 +303,7 @@ def test_too_little_memory_for_the_drafter_is_said_by_the_chat_and_by_models_fit
     shown = " ".join(chat.banner.split())
     assert "drafter: lookup (drafter dspark-m.gguf is left out" in shown
     assert "context: 512 tokens" in shown  # kept whole
-    assert re.search(STATUS, say(chat, "/set max_tokens 4") + say(chat, "Hi"))
+    assert re.search(STATUS, chat.say("/set max_tokens 4") + chat.say("Hi"))
     refused = open_chat(
         *("--model", str(target), "--drafter", str(drafter)),
         columns=250,

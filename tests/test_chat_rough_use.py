@@ -33,18 +33,13 @@ def open_chat(tmp_path: Path, tiny_llama: Path) -> Iterator[Open]:
         terminal.close()
 
 
-def say(terminal: Terminal, line: str) -> str:
-    terminal.enter(line)
-    return terminal.wait_for_prompt()
-
-
 def test_no_control_character_of_a_model_reaches_the_terminal(open_chat: Open) -> None:
     chat = open_chat(TERM="dumb")  # where the chat itself sends none
-    say(chat, "/set temperature 5")
+    chat.say("/set temperature 5")
     for n in range(3):
-        say(chat, f"/set seed {n}")
-        say(chat, "Hi")
-    say(chat, "/show")
+        chat.say(f"/set seed {n}")
+        chat.say("Hi")
+    chat.say("/show")
     assert set(re.findall(r"[\x00-\x1f\x7f-\x9f]", chat.raw)) <= {"\t", "\r", "\n"}
     assert chat.raw.count("\ufffd") > 20  # there was something to hold back
 
@@ -53,7 +48,7 @@ def test_a_dumb_terminal_gets_plain_lines_and_can_send_several(open_chat: Open) 
     chat = open_chat(TERM="dumb")
     chat.send("one\\\rtwo\r")
     assert re.search(STATUS, chat.wait_for_prompt())
-    assert "taken back: one two" in say(chat, "/undo")
+    assert "taken back: one two" in chat.say("/undo")
     chat.send(CTRL_D)
     assert chat.exit_code() == 0
     assert "\x1b" not in chat.raw
@@ -64,7 +59,7 @@ def test_bytes_that_are_no_utf_8_are_refused_and_the_chat_goes_on(open_chat: Ope
     chat.send_bytes(b"caf\xe9 au lait\r")
     shown = chat.wait_for_prompt()
     assert "what was typed is not UTF-8: byte 0xe9 behind 3 characters" in shown
-    assert re.search(STATUS, say(chat, "Hi"))
+    assert re.search(STATUS, chat.say("Hi"))
 
 
 def test_colours_and_control_characters_in_what_is_typed_end_nothing(open_chat: Open) -> None:
@@ -79,7 +74,7 @@ def test_colours_and_control_characters_in_what_is_typed_end_nothing(open_chat: 
     assert "Unhandled" not in chat.raw
     assert "\x1b[31m" not in chat.raw
     assert "\x07" not in chat.raw
-    assert re.search(STATUS, say(chat, "Hi"))
+    assert re.search(STATUS, chat.say("Hi"))
 
 
 def test_a_paste_that_is_too_long_says_how_long_it_may_be_and_changes_nothing(
@@ -89,25 +84,25 @@ def test_a_paste_that_is_too_long_says_how_long_it_may_be_and_changes_nothing(
     chat.send(f"{PASTE}{'word ' * 4000}{PASTE_END}\r")
     chat.wait_for(r"prompt has \d+ tokens but the context holds 512; pass a larger --ctx")
     chat.wait_for_prompt()
-    assert "there is no message yet" in say(chat, "/undo")
+    assert "there is no message yet" in chat.say("/undo")
 
 
 def test_a_window_that_changes_its_width_shows_everything(open_chat: Open) -> None:
     chat = open_chat(columns=100)
-    say(chat, "Hi")
+    chat.say("Hi")
     chat.resize(20)
-    lines = say(chat, "/stats").splitlines()
+    lines = chat.say("/stats").splitlines()
     assert max(map(len, lines)) <= 20
     assert "last reply:" in " ".join(lines)
     chat.resize(120)
-    assert max(map(len, say(chat, "/stats").splitlines())) > 60
+    assert max(map(len, chat.say("/stats").splitlines())) > 60
 
 
 def test_twenty_columns_are_enough(open_chat: Open) -> None:
     chat = open_chat(columns=20)
     assert "/help lists the commands" in " ".join(chat.banner.split())
-    assert re.search(STATUS, " ".join(say(chat, "A line that is longer than that.").split()))
-    shown = " ".join(say(chat, "/help").split())
+    assert re.search(STATUS, " ".join(chat.say("A line that is longer than that.").split()))
+    shown = " ".join(chat.say("/help").split())
     assert "/show the last reply, coloured by where each token came from" in shown
 
 
@@ -132,7 +127,7 @@ def test_ctrl_c_while_another_model_is_loaded_brings_the_old_one_back(open_chat:
     chat.enter("/model default")
     chat.send(CTRL_C)  # comes while the line is read, or while it loads
     chat.wait_for_prompt()
-    assert re.search(STATUS, say(chat, "Hi"))
+    assert re.search(STATUS, chat.say("Hi"))
 
 
 @pytest.mark.parametrize("what", ["a folder", "a device"])
@@ -147,7 +142,7 @@ def test_a_history_that_is_no_plain_file_is_not_kept_and_says_so(
         path.symlink_to("/dev/zero")
     chat = open_chat()
     assert "history is not kept:" in chat.banner
-    assert re.search(STATUS, say(chat, "Hi"))
+    assert re.search(STATUS, chat.say("Hi"))
 
 
 def test_a_history_that_can_be_written_no_more_ends_nothing(
@@ -156,36 +151,36 @@ def test_a_history_that_can_be_written_no_more_ends_nothing(
     chat = open_chat()
     (tmp_path / HISTORY).unlink()
     (tmp_path / HISTORY).mkdir()  # writing fails now, as on a full disk
-    assert re.search(STATUS, say(chat, "Hi"))
+    assert re.search(STATUS, chat.say("Hi"))
 
 
 def test_a_home_that_cannot_be_written_costs_history_and_sessions_only(open_chat: Open) -> None:
     nowhere = {f"XDG_{name}_HOME": "/proc/none" for name in ("CACHE", "STATE", "DATA")}
     chat = open_chat(**nowhere)
     assert "history is not kept: " in chat.banner
-    assert re.search(STATUS, say(chat, "Hi"))
-    assert "error: session 'trip' cannot be saved in /proc/none" in say(chat, "/save trip")
-    assert "no sessions are saved yet" in say(chat, "/sessions")
+    assert re.search(STATUS, chat.say("Hi"))
+    assert "error: session 'trip' cannot be saved in /proc/none" in chat.say("/save trip")
+    assert "no sessions are saved yet" in chat.say("/sessions")
 
 
 def test_a_session_file_that_cannot_be_read_is_one_line_and_the_chat_goes_on(
     open_chat: Open, tmp_path: Path
 ) -> None:
     chat = open_chat()
-    say(chat, "Hi")
-    say(chat, "/save trip")
+    chat.say("Hi")
+    chat.say("/save trip")
     (tmp_path / SESSION).write_bytes(b"\xff\x1b[31m")
-    shown = say(chat, "/load trip") + say(chat, "/sessions")
+    shown = chat.say("/load trip") + chat.say("/sessions")
     assert len(re.findall("session 'trip' cannot be read", shown)) == 2
     (tmp_path / SESSION).unlink()
     (tmp_path / SESSION).mkdir()
-    assert "Is a directory" in say(chat, "/load trip").replace("\n", " ")
-    assert "taken back: Hi" in say(chat, "/undo")
+    assert "Is a directory" in chat.say("/load trip").replace("\n", " ")
+    assert "taken back: Hi" in chat.say("/undo")
 
 
 def test_an_export_makes_no_folders(open_chat: Open, tmp_path: Path) -> None:
     chat = open_chat()
-    say(chat, "Hi")
-    shown = say(chat, f"/export {tmp_path / 'typo' / 'x.md'}")
+    chat.say("Hi")
+    shown = chat.say(f"/export {tmp_path / 'typo' / 'x.md'}")
     assert "is no folder; make it first" in shown.replace("\n", " ")
     assert not (tmp_path / "typo").exists()

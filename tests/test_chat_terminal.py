@@ -45,16 +45,10 @@ def open_chat(tmp_path: Path) -> Iterator[Open]:
         terminal.close()
 
 
-def say(terminal: Terminal, line: str) -> str:
-    """Sends a line, and gives what is shown until the next prompt."""
-    terminal.enter(line)
-    return terminal.wait_for_prompt()
-
-
 def exported(terminal: Terminal, folder: Path) -> list[dict[str, str]]:
     path = folder / f"export-{len(list(folder.glob('export-*')))}.json"
-    say(terminal, f"/export {path}")
-    assert "already;" in say(terminal, f"/export {path}")  # never over another file
+    terminal.say(f"/export {path}")
+    assert "already;" in terminal.say(f"/export {path}")  # never over another file
     messages: list[dict[str, str]] = json.loads(path.read_text())["messages"]
     return messages
 
@@ -63,16 +57,16 @@ def test_turns_are_taken_back_edited_tried_again_and_exported(
     open_chat: Open, tmp_path: Path
 ) -> None:
     chat = open_chat(*OFF, "--temperature", "1.5", "--seed", "4")
-    assert re.search(STATUS, say(chat, "Name three colours."))
+    assert re.search(STATUS, chat.say("Name three colours."))
     first = exported(chat, tmp_path)
     assert [m["role"] for m in first] == ["user", "assistant"]
-    say(chat, "/retry")
+    chat.say("/retry")
     again = exported(chat, tmp_path)
     assert again[0] == first[0]
     assert again[1]["content"] != first[1]["content"]  # 12 tokens at 1.5: another seed shows
-    say(chat, "And one more.")
+    chat.say("And one more.")
     assert len(exported(chat, tmp_path)) == 4
-    assert "taken back: And one more." in say(chat, "/undo")
+    assert "taken back: And one more." in chat.say("/undo")
     assert exported(chat, tmp_path) == again
     chat.enter("/edit")
     chat.wait_for(r"> Name three colours\.")
@@ -80,10 +74,10 @@ def test_turns_are_taken_back_edited_tried_again_and_exported(
     chat.wait_for(STATUS)
     chat.wait_for_prompt()
     assert exported(chat, tmp_path)[0]["content"] == "Name three animals."
-    say(chat, "/system You are terse.")
-    say(chat, "/new")
-    assert "system message: You are terse." in say(chat, "/system")
-    assert "there is no message yet to export" in say(chat, "/export it.md")
+    chat.say("/system You are terse.")
+    chat.say("/new")
+    assert "system message: You are terse." in chat.say("/system")
+    assert "there is no message yet to export" in chat.say("/export it.md")
     chat.enter("/quit")
     assert chat.exit_code() == 0
 
@@ -121,13 +115,13 @@ def test_wrong_commands_and_values_are_one_line_and_change_nothing(open_chat: Op
         "/show": "there is no message yet to show the reply to",
         "/stats": "last reply: none yet",
     }.items():
-        shown = say(chat, line)
+        shown = chat.say(line)
         assert f"error: {answer}" in shown.replace("\n", " ") or answer in shown
-    assert say(chat, "/set top_p").startswith("top_p = 1.0")
-    shown = say(chat, "/set")
+    assert chat.say("/set top_p").startswith("top_p = 1.0")
+    shown = chat.say("/set")
     assert "temperature = 0.0" in shown
     assert "max_tokens = 12" in shown
-    assert re.search(STATUS, say(chat, "Hi"))
+    assert re.search(STATUS, chat.say("Hi"))
 
 
 def test_ctrl_c_stops_a_reply_whose_part_stays_and_twice_leaves(
@@ -142,7 +136,7 @@ def test_ctrl_c_stops_a_reply_whose_part_stays_and_twice_leaves(
     chat.wait_for_prompt()
     messages = exported(chat, tmp_path)
     assert messages[1]["content"].strip()
-    assert re.search(STATUS, say(chat, "/set max_tokens 8") + say(chat, "Is it still burning?"))
+    assert re.search(STATUS, chat.say("/set max_tokens 8") + chat.say("Is it still burning?"))
     assert exported(chat, tmp_path)[:2] == messages  # the part is what the next turn went on from
     chat.send(CTRL_C)
     chat.wait_for("once more, or Ctrl-D, leaves")
@@ -176,22 +170,22 @@ def test_speculation_is_switched_live_and_show_tells_drafted_tokens(
     open_chat: Open, tmp_path: Path
 ) -> None:
     chat = open_chat(*SHORT, "--speculation", "always", "--max-tokens", "24")
-    say(chat, "Count from one to twenty in words.")
+    chat.say("Count from one to twenty in words.")
     drafted = exported(chat, tmp_path)
-    shown = say(chat, "/show")
+    shown = chat.say("/show")
     counts = re.search(r"(\d+) tokens drafted and accepted \(green\), (\d+) the target's", shown)
     assert counts
     assert int(counts[1]) > 0
-    assert "speculation: off: switched off" in say(chat, "/spec off")
-    say(chat, "/undo")
-    assert "no draft verified" in say(chat, "Count from one to twenty in words.")
+    assert "speculation: off: switched off" in chat.say("/spec off")
+    chat.say("/undo")
+    assert "no draft verified" in chat.say("Count from one to twenty in words.")
     assert exported(chat, tmp_path) == drafted  # no text depends on it
-    assert "0 tokens drafted and accepted" in say(chat, "/show")
-    assert "speculation: always on (drafter)" in say(chat, "/spec on")
-    assert "no pass was profiled" in say(chat, "/spec auto").replace("\n", " ")
-    assert "a trace is written" in say(chat, f"/trace {tmp_path / 'trace'}")
-    assert re.search("accepted [0-9]+ %", say(chat, "Go on."))
-    say(chat, "/trace off")
+    assert "0 tokens drafted and accepted" in chat.say("/show")
+    assert "speculation: always on (drafter)" in chat.say("/spec on")
+    assert "no pass was profiled" in chat.say("/spec auto").replace("\n", " ")
+    assert "a trace is written" in chat.say(f"/trace {tmp_path / 'trace'}")
+    assert re.search("accepted [0-9]+ %", chat.say("Go on."))
+    chat.say("/trace off")
     assert len((tmp_path / "trace").read_text().splitlines()) > 5
 
 
@@ -199,9 +193,9 @@ def test_a_full_context_drops_whole_old_turns_and_says_so(open_chat: Open, tmp_p
     # Scenario 11: each turn takes some 80 of 160 tokens, so the third has no room beside the first.
     chat = open_chat(*OFF, "--ctx", "160", "--system", "You are terse.")
     text = "Tell me about " + "owls and foxes " * 12
-    say(chat, f"{text}1")
-    say(chat, f"{text}2")
-    shown = say(chat, f"{text}3")
+    chat.say(f"{text}1")
+    chat.say(f"{text}2")
+    shown = chat.say(f"{text}3")
     assert re.search(r"the context is full: the .*oldest turns? (is|are) not sent any more", shown)
     assert re.search(STATUS, shown)
     assert len(exported(chat, tmp_path)) == 7  # nothing is lost of what was said
@@ -212,9 +206,9 @@ def test_a_reply_that_fills_the_context_goes_on_without_the_oldest_turn(
 ) -> None:
     # Scenario 11: there is room for the prompt, and not for all of the reply.
     chat = open_chat(*OFF, "--ctx", "200")
-    say(chat, "Tell me about " + "owls and foxes " * 20)
-    say(chat, "/set max_tokens 120")
-    shown = say(chat, "Write a very long story about a river.")
+    chat.say("Tell me about " + "owls and foxes " * 20)
+    chat.say("/set max_tokens 120")
+    shown = chat.say("Write a very long story about a river.")
     assert "the context is full: the oldest turn is not sent any more" in shown
     (n_tokens, n_percent) = re.findall(r"(\d+) tokens, .*context (\d+) %", shown)[-1]
     assert n_tokens == "120"
@@ -222,16 +216,16 @@ def test_a_reply_that_fills_the_context_goes_on_without_the_oldest_turn(
     messages = exported(chat, tmp_path)
     assert len(messages) == 4
     assert len(messages[3]["content"].split()) > 60  # one reply, in one piece
-    assert re.search(STATUS, say(chat, "/set max_tokens 8") + say(chat, "And then?"))
+    assert re.search(STATUS, chat.say("/set max_tokens 8") + chat.say("And then?"))
 
 
 def test_with_context_stop_a_reply_that_fills_the_context_ends_and_says_so(
     open_chat: Open, tmp_path: Path
 ) -> None:
     chat = open_chat(*OFF, "--ctx", "200", "--context", "stop")
-    say(chat, "Tell me about " + "owls and foxes " * 20)
-    say(chat, "/set max_tokens 120")
-    shown = say(chat, "Write a very long story about a river.")
+    chat.say("Tell me about " + "owls and foxes " * 20)
+    chat.say("/set max_tokens 120")
+    shown = chat.say("Write a very long story about a river.")
     assert "the context is full: start a new conversation or pass a larger --ctx" in shown
     assert "not sent any more" not in shown
     assert int(re.findall(r"(\d+) tokens, ", shown)[-1]) < 120
@@ -243,16 +237,16 @@ def test_with_context_stop_a_full_context_refuses_and_keeps_the_turns(
 ) -> None:
     chat = open_chat(*OFF, "--ctx", "160", "--context", "stop")
     text = "Tell me about " + "owls and foxes " * 12
-    say(chat, f"{text}1")
-    shown = say(chat, f"{text}2") + say(chat, f"{text}3")
+    chat.say(f"{text}1")
+    shown = chat.say(f"{text}2") + chat.say(f"{text}3")
     assert "the context holds 160; /new begins another one" in shown.replace("\n", " ")
     assert "not sent any more" not in shown
-    assert re.search(STATUS, say(chat, "/new") + say(chat, "Hi"))
+    assert re.search(STATUS, chat.say("/new") + chat.say("Hi"))
 
 
 def test_no_color_means_no_style_and_a_narrow_terminal_shows_everything(open_chat: Open) -> None:
     chat = open_chat(*OFF, columns=30, NO_COLOR="1")
-    shown = say(chat, "Name three colours.") + say(chat, "/show")
+    shown = chat.say("Name three colours.") + chat.say("/show")
     assert "the target's own" in shown.replace("\n", " ")
     styles = set(re.findall(r"\x1b\[([0-9;]*)m", chat.raw)) - {"", "0"}
     assert styles == set()
@@ -262,10 +256,10 @@ def test_a_terminating_signal_leaves_the_terminal_and_another_model_can_be_taken
     open_chat: Open, tiny_llama: Path
 ) -> None:
     chat = open_chat(*OFF)
-    say(chat, "Hi")
-    shown = say(chat, f"/model {tiny_llama}")
+    chat.say("Hi")
+    shown = chat.say(f"/model {tiny_llama}")
     assert f"model: {tiny_llama.name}" in shown
-    assert re.search(STATUS, say(chat, "Hi"))
+    assert re.search(STATUS, chat.say("Hi"))
     chat.signal(signal.SIGHUP)
     assert chat.exit_code() != 0
 
@@ -275,16 +269,16 @@ def test_scenario_10_a_chat_goes_on_in_another_run_as_if_it_had_never_ended(
 ) -> None:
     how = ("--ctx", "512", "--max-tokens", "24", "--threads", "1", "--speculation", "always")
     first = open_chat(*how, "--temperature", "0.8", "--seed", "5")
-    say(first, "Name three colours.")
-    assert "saved as trip" in say(first, "/save trip")
-    say(first, "Count from one to ten in words.")
+    first.say("Name three colours.")
+    assert "saved as trip" in first.say("/save trip")
+    first.say("Count from one to ten in words.")
     whole = exported(first, tmp_path)
     second = open_chat(*how, "--session", "trip")
     assert re.search(r"[1-9]\d* tokens are in the cache already", second.banner)
-    shown = say(second, "Count from one to ten in words.")
+    shown = second.say("Count from one to ten in words.")
     assert exported(second, tmp_path) == whole
     assert not re.search(r"accepted 0 %|no draft verified", shown)
-    stats = say(second, "/stats")
+    stats = second.say("/stats")
     n_prompt, n_reused = map(int, re.findall(r"prompt: (\d+) tokens, (\d+) of them", stats)[0])
     assert 0 < n_prompt - n_reused < 30  # the new turn alone
 
@@ -293,17 +287,17 @@ def test_what_the_command_line_says_holds_before_the_sessions_own(
     open_chat: Open, tmp_path: Path
 ) -> None:
     first = open_chat(*OFF, "--seed", "5", "--system", "You are terse.")
-    say(first, "/set top_k 7")
-    say(first, "Name three colours.")
-    say(first, "/save trip --no-kv")
+    first.say("/set top_k 7")
+    first.say("Name three colours.")
+    first.say("/save trip --no-kv")
     how = ("--ctx", "512", "--threads", "1", "--speculation", "off", "--session", "trip")
     same = open_chat(*how)
     assert "not of the session" not in same.banner
-    assert "temperature = 0.0" in say(same, "/set")
+    assert "temperature = 0.0" in same.say("/set")
     other = open_chat(*how, "--temperature", "0.5", "--seed", "6", "--system", "You are loud.")
     assert "of the command line, not of the session: temperature, seed" in other.banner
     assert "the system message is the command line's" in other.banner
-    settings = say(other, "/set")
+    settings = other.say("/set")
     for line in ("temperature = 0.5", "seed = 6", "top_k = 7", "max_tokens = 12"):
         assert line in settings
     assert exported(other, tmp_path)[0]["content"] == "You are loud."
@@ -313,19 +307,19 @@ def test_a_session_is_saved_listed_and_loaded_in_another_run(
     open_chat: Open, tmp_path: Path
 ) -> None:
     chat = open_chat(*OFF, "--system", "You are terse.")
-    say(chat, "Name three colours.")
-    say(chat, "/set seed 7")
+    chat.say("Name three colours.")
+    chat.say("/set seed 7")
     kept = exported(chat, tmp_path)
-    assert "saved as colours" in say(chat, "/save colours --no-kv")
-    assert "saved as whole" in say(chat, "/save whole")
+    assert "saved as colours" in chat.say("/save colours --no-kv")
+    assert "saved as whole" in chat.say("/save whole")
     chat.enter("/quit")
     assert chat.exit_code() == 0
     later = open_chat(*OFF)
-    assert "colours: Name three colours." in say(later, "/sessions")
-    assert "colours: 1 turn" in say(later, "/load colours")
+    assert "colours: Name three colours." in later.say("/sessions")
+    assert "colours: 1 turn" in later.say("/load colours")
     assert exported(later, tmp_path) == kept
-    assert "seed = 7" in say(later, "/set")
-    shown = say(later, "/load whole")
+    assert "seed = 7" in later.say("/set")
+    shown = later.say("/load whole")
     assert re.search(r"[1-9]\d* tokens are in the cache already", shown)
     assert exported(later, tmp_path) == kept
-    assert "error: " in say(later, "/load nothing-of-that-name")
+    assert "error: " in later.say("/load nothing-of-that-name")
