@@ -265,6 +265,7 @@ void bind_records(py::module_ & m) {
 
     py::class_<DeviceMemory>(m, "DeviceMemory")
         .def_readonly("name", &DeviceMemory::name)
+        .def_readonly("description", &DeviceMemory::description)
         .def_readonly("kind", &DeviceMemory::kind)
         .def_readonly("free_bytes", &DeviceMemory::free_bytes)
         .def_readonly("total_bytes", &DeviceMemory::total_bytes);

@@ -41,7 +41,9 @@ std::vector<Draft> BlockDrafter::draft(const std::vector<DraftInput> & inputs) {
     for (const DraftInput & input : inputs) {
         seq_ids.push_back(input.seq_id);
     }
-    inject(seq_ids);
+    if (!inject(seq_ids)) {
+        throw Error(ErrorKind::decode, "llama.cpp could not inject features into the drafter");
+    }
 
     const llama_token mask = llama_vocab_mask(llama_model_get_vocab(pair_.drafter()));
     block_batch_->n_tokens = 0;

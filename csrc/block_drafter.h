@@ -79,7 +79,7 @@ class BlockDrafter {
     int32_t n_pending(const Features & features) const;
     void append_features(Features & features, int32_t first_row, int32_t n_rows);
     void forget_oldest(int32_t seq_id);
-    void inject(const std::vector<int32_t> & seq_ids);
+    bool inject(const std::vector<int32_t> & seq_ids);
     bool inject_batch();
     void drop_block(int32_t seq_id);
     bool is_chain_on_host() const { return *graph_chain_reason_ == '\0'; }

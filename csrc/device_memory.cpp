@@ -25,7 +25,8 @@ std::vector<DeviceMemory> device_memory() {
             default:
                 break;
         }
-        devices.push_back({ggml_backend_dev_name(device), kind, free_bytes, total_bytes});
+        devices.push_back({ggml_backend_dev_name(device), ggml_backend_dev_description(device),
+                           kind, free_bytes, total_bytes});
     }
     return devices;
 }

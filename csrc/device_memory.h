@@ -8,8 +8,9 @@
 namespace dspark {
 
 struct DeviceMemory {
-    std::string name;
-    std::string kind;  // "cpu", "gpu", "igpu" (shares the system's memory) or "accel"
+    std::string name;         // its place in this machine, such as "CUDA0"
+    std::string description;  // what is there: maker and model
+    std::string kind;         // "cpu", "gpu", "igpu" (shares the system's memory) or "accel"
     uint64_t free_bytes;
     uint64_t total_bytes;
 };

@@ -3,7 +3,6 @@
 #include <cstring>
 
 #include "block_drafter.h"
-#include "errors.h"
 #include "llama_ext.h"
 
 namespace dspark {
@@ -18,9 +17,8 @@ void BlockDrafter::keep_features(int32_t seq_id, int32_t first_row, int32_t n_ro
         const int32_t n = std::min(n_rows - done, kMaxPending - n_pending(features));
         append_features(features, first_row + done, n);
         done += n;
-        if (n_pending(features) == kMaxPending && all) {
-            inject({seq_id});
-        } else if (n_pending(features) == kMaxPending) {
+        // A drafter that fails here must not end the request: the next draft says what is wrong.
+        if (n_pending(features) == kMaxPending && !(all && inject({seq_id}))) {
             forget_oldest(seq_id);
         }
     }
@@ -30,6 +28,7 @@ void BlockDrafter::keep_features(int32_t seq_id, int32_t first_row, int32_t n_ro
 void BlockDrafter::append_features(Features & features, int32_t first_row, int32_t n_rows) {
     const auto n_embd = static_cast<size_t>(llama_model_n_embd(pair_.target()));
     const size_t n_feature = pair_.n_feature();
+    features.pending.reserve(kMaxPending * n_feature);  // growing by itself takes up to twice that
     const size_t old_size = features.pending.size();
     features.pending.resize(old_size + n_rows * n_feature);
     float * column = features.pending.data() + old_size;
@@ -54,8 +53,9 @@ void BlockDrafter::forget_oldest(int32_t seq_id) {
     llama_memory_seq_rm(llama_get_memory(ctx()), seq_id, -1, -1);
 }
 
-// Writes the pending features into the drafter's cache, at the positions of their tokens.
-void BlockDrafter::inject(const std::vector<int32_t> & seq_ids) {
+// Writes the pending features into the drafter's cache, at the positions of their tokens. False:
+// llama.cpp could not; all is as before.
+bool BlockDrafter::inject(const std::vector<int32_t> & seq_ids) {
     llama_batch & batch = *inject_batch_;
     const auto n_max = static_cast<int32_t>(llama_n_ubatch(ctx()));
     const size_t n_feature = pair_.n_feature();
@@ -76,12 +76,13 @@ void BlockDrafter::inject(const std::vector<int32_t> & seq_ids) {
         for (const int32_t seq_id : seq_ids) {
             drop_block(seq_id);
         }
-        throw Error(ErrorKind::decode, "llama.cpp could not inject features into the drafter");
+        return false;
     }
     for (const int32_t seq_id : seq_ids) {
         features_[seq_id].n_past += n_pending(features_[seq_id]);
         features_[seq_id].pending.clear();
     }
+    return true;
 }
 
 bool BlockDrafter::inject_batch() {

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 import statistics
-import sys
 from bisect import bisect_left
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -21,6 +20,8 @@ SHAPE_WEIGHT = 0.05  # and the entry of its size: what makes one size slow makes
 DRAFT_LOAD_WEIGHT = 0.05  # a draft pass varies with what it injects: it tells less of the load
 OUTLIER_RATIO = 2.0  # an observation counts as at most this much slower or faster
 MIN_S = 1e-9
+MAX_S = 3600.0  # of a pass in a file; with more, what is extrapolated could be infinite
+MAX_SIZE = 2**31  # of a key in a file
 SCALING_PASSES = 5  # that a bucket of depth takes to find its level
 PROFILE_PASSES = 5
 BUSY_RATIO = 1.5  # of the median to the fastest pass, above which a profile is not kept
@@ -268,13 +269,15 @@ def _curve_from_json(data: object, name: str, *, may_be_empty: bool = False) -> 
 def _integer(text: object, *, minimum: int) -> int:
     if not isinstance(text, str) or not text.isdecimal() or str(int(text)) != text:
         raise ValueError(f"cost table has the key {text!r} where a number belongs; profile it anew")
-    if int(text) < minimum:
-        raise ValueError(f"cost table has the key {text} below {minimum}; profile it anew")
+    if not minimum <= int(text) <= MAX_SIZE:
+        raise ValueError(
+            f"cost table has the key {text[:20]} outside {minimum}..{MAX_SIZE}; profile it anew"
+        )
     return int(text)
 
 
 def _number(value: Any, name: str) -> float:
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    if not is_number or not 0 <= value <= sys.float_info.max:
+    if not is_number or not 0 <= value <= MAX_S:
         raise ValueError(f"cost table's {name} has {value!r} s; profile it anew")
     return float(value)

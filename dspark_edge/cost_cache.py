@@ -25,9 +25,7 @@ PROFILE_DEPTH = 256  # tokens in the cache while profiling
 PROFILE_WIDTH = 32  # widest pass that is profiled
 OTHERS_SHARE_MAX = 0.1  # of the processors' time; with more a profile is not kept
 CHECKED_WIDTHS = (1, 4)
-OUTDATED_RATIO = (
-    1.4  # of a kept time to one taken now, above which the kept one was a busy moment's
-)
+OUTDATED_RATIO = 1.4  # of a kept time to one taken now; above, it was a busy moment that was kept
 
 
 def cost_table(
@@ -90,16 +88,18 @@ def save_cached(path: Path, key: str, table: CostTable) -> bool:
 
 
 def _profile(decoder: BlockDecoder, choice: Choice) -> CostTable:
-    has_drafter = choice.proposer == "drafter"
-    widest = decoder.n_seq * (1 + choice.n_verified("auto"))
-    max_width = min(PROFILE_WIDTH, widest, decoder.n_ctx)
+    max_width = _max_width(decoder, choice)
     return profile(
         decoder.time_step,
-        decoder.time_draft if has_drafter else None,
+        decoder.time_draft if choice.proposer == "drafter" else None,
         max_width=max_width,
         n_seq=decoder.n_seq,
         depth=min(PROFILE_DEPTH, decoder.n_ctx - max_width),
     )
+
+
+def _max_width(decoder: BlockDecoder, choice: Choice) -> int:
+    return min(PROFILE_WIDTH, decoder.n_seq * (1 + choice.n_verified("auto")), decoder.n_ctx)
 
 
 def _key(decoder: BlockDecoder, choice: Choice, target: Path | None, setting: str) -> str:
@@ -110,7 +110,8 @@ def _key(decoder: BlockDecoder, choice: Choice, target: Path | None, setting: st
         DRAFT_PASS,
         llama_cpp.__version__,
         llama_cpp.llama_print_system_info().decode("utf-8", errors="replace"),
-        *(device.name for device in device_memory()),
+        *(f"{device.name} {device.description}" for device in device_memory()),
         f"{setting} sequences {decoder.n_seq} slots {choice.n_max}",
+        f"widths to {_max_width(decoder, choice)}",
     ]
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()

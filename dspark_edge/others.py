@@ -41,11 +41,19 @@ class Others:
 
     def __init__(self, read: Callable[[], CpuSeconds] = read_cpu) -> None:
         self._read = read
-        self._start = read()
+        self._start = self._now()
 
     def share(self) -> float:
-        """Of the time of all processors since then, 0 to 1."""
-        now, start = self._read(), self._start
+        """Of the time of all processors since then, 0 to 1; 0 where the system does not tell."""
+        now, start = self._now(), self._start
+        if now is None or start is None:
+            return 0.0
         seconds = (now.at - start.at) * (os.cpu_count() or 1)
         taken = (now.total - start.total) - (now.ours - start.ours)
         return min(max(taken / seconds, 0.0), 1.0) if seconds > 0.0 else 0.0
+
+    def _now(self) -> CpuSeconds | None:
+        try:
+            return self._read()
+        except Exception:  # no /proc, or a guarded one: the system refuses in its own way
+            return None

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 
+import psutil
 import pytest
 
 from dspark_edge.bench.busy import busy_reason
@@ -31,6 +32,20 @@ def test_others_took_what_is_neither_ours_nor_idle() -> None:
 def test_counters_that_run_behind_give_no_negative_share() -> None:
     moments = iter([CpuSeconds(0.0, 5.0, 5.0), CpuSeconds(1.0, 5.0, 6.0)])
     assert Others(lambda: next(moments)).share() == 0.0
+
+
+@pytest.mark.parametrize("at", [0, 1])
+@pytest.mark.parametrize("error", [PermissionError("/proc/stat"), psutil.AccessDenied(1)])
+def test_a_system_that_does_not_tell_is_no_error(error: Exception, at: int) -> None:
+    """A load would fail of it, in a container without /proc."""
+    n_read = iter(range(2))
+
+    def read() -> CpuSeconds:
+        if next(n_read) == at:
+            raise error
+        return CpuSeconds(at=100.0 * at, total=900.0, ours=0.0)
+
+    assert Others(read).share() == 0.0
 
 
 def test_our_time_is_ours_and_not_that_of_others() -> None:

@@ -262,6 +262,9 @@ GOOD = full_table().to_json()
         {**GOOD, "verify": {"0": {"1": float("nan")}}},
         {**GOOD, "verify": {"0": {"1": float("inf")}}},
         {**GOOD, "verify": {"0": {"1": 10**400}}},
+        {**GOOD, "verify": {"0": {"1": 0.01, "32": 1e308}}},  # infinite at width 100
+        {**GOOD, "verify": {"0": {"1": 0.01, str(10**400): 0.02}}},  # no float holds that width
+        {**GOOD, "draft": {"1": 1e308}},
         {**GOOD, "verify": {"0": {"1": "1.0"}}},
         {**GOOD, "verify": {"0": {"1": True}}},
         {**GOOD, "draft": None},

@@ -151,7 +151,10 @@ class Machine:
     def __init__(self) -> None:
         self.slow = 1.0
         self.n_passes = 0
-        self.decoder = cast(BlockDecoder, SimpleNamespace(n_seq=1, n_ctx=512, time_step=self._step))
+        self.decoder = self.with_context(512)
+
+    def with_context(self, n_ctx: int) -> BlockDecoder:
+        return cast(BlockDecoder, SimpleNamespace(n_seq=4, n_ctx=n_ctx, time_step=self._step))
 
     def _step(self, n_tokens: int, depth: int) -> float:
         self.n_passes += 1
@@ -205,3 +208,26 @@ def test_what_was_measured_beside_other_programs_is_not_kept(
     _, notices = machine.load(tmp_path)
     assert notices == ["the machine was busy while passes were timed: not kept"]
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_table_of_a_tiny_context_is_not_used_for_a_wide_one(
+    tmp_path: Path, others: SimpleNamespace
+) -> None:
+    """It ends at the width that fitted: wider passes would be guesses for good."""
+    machine = Machine()
+    machine.decoder = machine.with_context(8)
+    assert machine.load(tmp_path)[0].widest == 8
+    machine.decoder = machine.with_context(512)
+    assert machine.load(tmp_path)[0].widest == 32
+
+
+def test_a_table_of_another_processor_under_the_same_name_is_not_used(
+    tmp_path: Path, others: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A card that was exchanged is CUDA0 again, and a cache folder may be on several machines."""
+    machine = Machine()
+    for n_files, description in enumerate(["a card", "another card", "a card"], start=1):
+        card = SimpleNamespace(name="CUDA0", description=description)
+        monkeypatch.setattr(cost_cache, "device_memory", lambda card=card: [card])
+        machine.load(tmp_path)
+        assert len(list(tmp_path.iterdir())) == min(n_files, 2)

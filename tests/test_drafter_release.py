@@ -224,6 +224,76 @@ def test_a_drafter_that_is_not_asked_keeps_a_window_of_the_last_tokens(
     watched.assert_drafts_from(first - 10)
 
 
+@pytest.mark.parametrize("window", [None, 6])
+def test_a_window_outlives_a_save_and_cuts(
+    window: int | None, tiny_llama: Path, tmp_path: Path
+) -> None:
+    """Nothing of the sequence is in the drafter's cache then, and it begins far from 0."""
+    path = write_drafter(tmp_path / "drafter.gguf", DrafterSpec(sliding_window=window))
+    before = Watched(tiny_llama, path)
+    start(before.decoder, 0, PROMPT)
+    before.advance(140)
+    after = Watched(tiny_llama, path)
+    after.decoder.open_sequence(0, _core.SamplingConfig())
+    after.text[:] = [
+        *after.decoder.restore_sequence(0, before.decoder.save_sequence(0)),
+        before.text[-1],
+    ]
+    for watched in (before, after):
+        watched.assert_drafts_from(64)
+        watched.advance(9)
+        watched.assert_drafts_from(64)
+        watched.decoder.rewind(0, 64 + 30)  # cut inside the window
+        del watched.text[64 + 31 :]
+        watched.advance(9)
+        watched.assert_drafts_from(64)
+        watched.decoder.rewind(0, 30)  # and in front of it
+        del watched.text[31:]
+        watched.advance(5)
+        watched.assert_drafts_from(30)
+    assert before.text == after.text
+
+
+def test_a_window_is_lost_with_the_drafter_and_begins_anew(
+    tiny_llama: Path, tiny_drafter: Path
+) -> None:
+    watched = Watched(tiny_llama, tiny_drafter)
+    start(watched.decoder, 0, PROMPT)
+    watched.advance(140)
+    watched.decoder.release_drafter()
+    watched.advance(3)
+    watched.decoder.load_drafter()
+    gap = len(watched.text) - 1
+    watched.advance(128)
+    watched.assert_drafts_from(gap + 64)
+
+
+def test_sequences_with_and_without_a_window_are_drafted_for_together(
+    tiny_llama: Path, tiny_drafter: Path
+) -> None:
+    """Their features share batches of the drafter; each must stay with its own sequence."""
+
+    def states() -> tuple[_core.BlockDecoder, list[int]]:
+        decoder = decoder_of(tiny_llama, tiny_drafter, n_ctx=512, n_seq=3)
+        anchors = []
+        for seq_id, n_rounds in enumerate((140, 20, 70)):  # a window, drafted for, neither
+            anchors.append(start(decoder, seq_id, PROMPT, seed=seq_id + 1))
+            for n in range(n_rounds):
+                if seq_id == 1 and n % 4 == 0:
+                    decoder.draft([1], anchors[1:])
+                anchors[-1] = decoder.verify([seq_id], [anchors[-1:]])[0].tokens[0]
+        return decoder, anchors
+
+    decoder, anchors = states()
+    together = decoder.draft([0, 1, 2], anchors)
+    decoder, again = states()
+    assert again == anchors
+    alone = [decoder.draft([seq_id], [anchors[seq_id]])[0] for seq_id in range(3)]
+    for ours, expected in zip(together, alone, strict=True):
+        np.testing.assert_allclose(ours.confidence[0], expected.confidence[0], atol=1e-3, rtol=0)
+    assert len({round(draft.confidence[0], 3) for draft in alone}) == 3
+
+
 @pytest.mark.parametrize(("for_drafter", "first"), [(True, 0), (False, 64)])
 def test_a_prompt_goes_to_the_drafter_whole_where_it_will_draft(
     for_drafter: bool, first: int, tiny_llama: Path, tiny_drafter: Path

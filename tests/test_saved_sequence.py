@@ -16,13 +16,14 @@ from tiny_models import DrafterSpec, TargetSpec, write_drafter, write_lfm2, writ
 
 from dspark_edge import _core
 from dspark_edge.errors import DecodeError
+from dspark_edge.models.memory_estimate import PENDING_ROWS
 
 SHALLOW = TargetSpec(layer_gain=0.1)  # a mimic is often right about it
 N_BEFORE, N_AFTER = 20, 60  # tokens emitted before and after the save
 GREEDY = _core.SamplingConfig()
 CHECKSUM_AT, CHECKED_FROM = 16, 24  # csrc/saved_sequence.cpp: Header
 BUILD_AT, COUNTS_AT, HEADER_BYTES = 24, 56, 112
-N_INJECTED, N_PENDING = COUNTS_AT + 3 * 8, COUNTS_AT + 4 * 8
+N_TOKENS, N_INJECTED, N_PENDING = (COUNTS_AT + 8 * i for i in (2, 3, 4))
 
 Rounds = list[tuple[list[int], list[int]]]  # per round: what was drafted, what was emitted
 
@@ -194,6 +195,17 @@ def test_a_restore_replaces_what_the_sequence_held(shallow: Path, mimic: Path, b
     assert decoder.n_past(0) == neighbour
 
 
+def test_as_many_features_wait_as_the_memory_plan_counts(shallow: Path, mimic: Path) -> None:
+    decoder = make_decoder(shallow, mimic)
+    tokens = begin(decoder, GREEDY)
+    waiting = []
+    for _ in range(140):
+        tokens += decoder.verify([0], [[tokens[-1]]])[0].tokens
+        n_tokens, n_injected = struct.unpack_from("<2Q", decoder.save_sequence(0), N_TOKENS)
+        waiting.append(n_tokens - n_injected)
+    assert max(waiting) + 1 == PENDING_ROWS  # the last one comes and half of them go
+
+
 # ---------------------------------------------------------------- refusals
 
 
@@ -267,6 +279,42 @@ def test_a_state_that_llama_cpp_refuses_leaves_the_sequence_empty_and_usable(
         assert decoder.n_past(0) == 0
     decoder.restore_sequence(0, blob)
     assert emit(decoder, expected[1][:], N_AFTER) == expected[2]
+
+
+def with_a_hole(blob: bytes) -> bytes:
+    """The blob without the first pending feature: llama.cpp refuses what is put behind a hole."""
+    count = struct.Struct("<Q")
+    id_bytes = sum(count.unpack_from(blob, COUNTS_AT + 8 * i)[0] for i in (0, 1))
+    n_tokens, n_injected, n_pending = struct.unpack_from("<3Q", blob, N_TOKENS)
+    n_feature = n_pending // (n_tokens - n_injected)
+    pending_at = HEADER_BYTES + id_bytes + 4 * n_tokens
+    holed = bytearray(blob[:pending_at] + blob[pending_at + 4 * n_feature :])
+    count.pack_into(holed, N_INJECTED, n_injected + 1)
+    count.pack_into(holed, N_PENDING, n_pending - n_feature)
+    return sealed(holed)
+
+
+def test_a_drafter_that_cannot_take_a_prompt_does_not_end_its_request(
+    shallow: Path, mimic: Path
+) -> None:
+    blob, tokens, _ = saved_and_continued(shallow, mimic, GREEDY, n_undrafted=30)
+    decoder = make_decoder(shallow, mimic)
+    decoder.open_sequence(0, GREEDY)
+    decoder.restore_sequence(0, with_a_hole(blob))
+    with pytest.raises(DecodeError, match="could not inject features"):
+        decoder.draft([0], [tokens[-1]])
+    prompt = [*tokens[-1:], *PROMPT, *PROMPT, *PROMPT, *PROMPT][:120]
+    for begin_at in (0, 60):
+        decoder.prefill(0, prompt[begin_at : begin_at + 60], for_drafter=True)
+    assert decoder.n_past(0) == len(tokens) - 1 + len(prompt)
+    assert decoder.draft([0], [PROMPT[0]])[0].tokens  # from the window: it has begun anew
+    plain = make_decoder(shallow)
+    plain.open_sequence(0, GREEDY)
+    text = [*tokens[:-1], *prompt]
+    for begin_at in range(0, len(text), 60):
+        plain.prefill(0, text[begin_at : begin_at + 60])
+    anchors = [[PROMPT[0]]]
+    assert decoder.verify([0], anchors)[0].tokens == plain.verify([0], anchors)[0].tokens
 
 
 def test_a_sequence_of_another_target_is_refused(mimic: Path, blob: bytes, tmp_path: Path) -> None:

@@ -322,9 +322,9 @@ def test_costs_are_measured_once_kept_and_measured_again_when_the_file_is_corrup
         return measure(*args, **options, budget_s=0.1)
 
     monkeypatch.setattr(costs_on_disk, "profile", counting)
-    monkeypatch.setattr(
-        costs_on_disk, "OTHERS_SHARE_MAX", 1.0
-    )  # whatever else runs beside the tests
+    # Whatever else runs beside the tests, and runs no more at the second load.
+    monkeypatch.setattr(costs_on_disk, "OTHERS_SHARE_MAX", 1.0)
+    monkeypatch.setattr(costs_on_disk, "OUTDATED_RATIO", 1000.0)
 
     def load() -> None:
         with Engine(n_ctx=512, n_seq=1, n_threads=1, cost_cache=tmp_path) as engine:

@@ -18,7 +18,7 @@ UNCHECKED_FACTOR = 2  # on the compute buffers of other ones
 # csrc/model_pair.cpp and block_drafter.cpp.
 INJECT_ROWS = 32
 PROFILE_WIDTH = 32
-PENDING_ROWS = 64
+PENDING_ROWS = 128  # per sequence
 CELLS_PAD = 256  # llama.cpp rounds contexts up
 MIN_BATCH = 512  # tokens of one pass that a decoder is made for, at least
 
