@@ -35,9 +35,10 @@ class StartFile:
             for tensor in reader.tensors
             if tensor.name != "d2t"
         }
-        ids = [tensor.data for tensor in reader.tensors if tensor.name == "d2t"]
-        self.draft_ids = np.array(ids[0], dtype=np.int64) if ids else np.zeros(0, dtype=np.int64)
         self._facts = {name: field.contents() for name, field in reader.fields.items()}
+        ids = [tensor.data for tensor in reader.tensors if tensor.name == "d2t"]
+        n_vocab = len(self._facts.get("tokenizer.ggml.tokens", ()))
+        self.draft_ids = np.array(ids[0] if ids else range(n_vocab), dtype=np.int64)
 
     def fitted(self, shape: Shape) -> Shape:
         """The shape with what is this file's to say: its mask token.
@@ -51,8 +52,6 @@ class StartFile:
                 f"drafter {self._path} has {MASK_TOKEN} {mask_token}; it must be one of "
                 f"{shape.n_vocab} tokens; begin without --start-from"
             )
-        if len(self.draft_ids) == 0:
-            self.draft_ids = np.arange(shape.n_vocab, dtype=np.int64)
         return replace(shape, mask_token=mask_token)
 
     def fill(self, drafter: Drafter) -> None:
@@ -96,7 +95,7 @@ class StartFile:
                 )
         sizes = {
             "markov_w1.weight": (shape.n_vocab, shape.rank),
-            "markov_w2.weight": (len(self.draft_ids) or shape.n_vocab, shape.rank),
+            "markov_w2.weight": (len(self.draft_ids), shape.rank),
             "conf_proj.weight": (1, shape.n_embd + shape.rank),
         }
         for name, size in sizes.items():
