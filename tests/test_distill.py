@@ -28,7 +28,7 @@ from dspark_edge import DsparkError, Engine, MemoryPlanError, ModelError, Sampli
 from dspark_edge.calibration import load_calibration
 from dspark_edge.distill import __main__ as command
 from dspark_edge.distill import parity as parity_module
-from dspark_edge.distill.build import new_drafter
+from dspark_edge.distill.build import check_memory, new_drafter
 from dspark_edge.distill.export import export, read_back
 from dspark_edge.distill.options import Options
 from dspark_edge.distill.pipeline import distill
@@ -210,6 +210,10 @@ def test_too_little_memory_and_targets_without_taps_are_refused(
 ) -> None:
     with pytest.raises(ModelError, match="no drafter can be made for this target; use lookup"):
         distill(options_of(tiny_gemma3, tmp_path / "a"))
+    shape = TargetFile(shallow_target).shape(n_layer=1, block_size=4, rank=8, taps=None)
+    check_memory(shape, 100, n_slots=1000)
+    with pytest.raises(MemoryPlanError, match="fewer --layers or --threads"):
+        check_memory(shape, 100, n_slots=1 << 40)
     monkeypatch.setattr("dspark_edge.distill.build.WORKING_BYTES", 1 << 60)
     with pytest.raises(MemoryPlanError, match="MB are free; close other programs"):
         distill(options_of(shallow_target, tmp_path / "b"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from dataclasses import replace
 from pathlib import Path
 
@@ -28,6 +29,7 @@ from dspark_edge.distill.loss import Weights, draft_logits, losses, weights_at
 from dspark_edge.distill.model import Drafter
 from dspark_edge.distill.settings import TrainSettings
 from dspark_edge.distill.target_file import TargetFile, spread_taps
+from dspark_edge.distill.workers import Workers, count_for
 
 TOKENS = [token_id("<|bos|>"), *b"the quick brown fox jumps over the lazy dog"]
 N_PROMPT = 6
@@ -197,6 +199,61 @@ def test_products_in_bfloat16_leave_losses_and_gradients_where_they_were(
         alike = torch.cosine_similarity(gradient.flatten(), expected[name].flatten(), dim=0)
         assert alike > 0.99, name
     assert evaluate(drafter, [sequence], vocabulary) == judged
+
+
+def test_sequences_side_by_side_give_the_gradients_of_one_after_the_other(
+    tiny_llama: Path, drafter_file: Path
+) -> None:
+    drafter, vocabulary = torch_drafter(drafter_file, tiny_llama)
+    sequence = sequence_of(tiny_llama)
+    used: set[str] = set()
+
+    def learn(weight: float) -> float:
+        used.add(threading.current_thread().name)
+        result = losses(
+            drafter,
+            sequence,
+            vocabulary,
+            weights=Weights(weight, 1.0 - weight),
+            settings=TrainSettings(),
+        )
+        torch.autograd.backward(result.total)
+        return float(result.total.detach())
+
+    found: list[dict[str, torch.Tensor]] = []
+    totals: list[list[float]] = []
+    for n in (1, 3):
+        drafter.zero_grad()
+        with Workers(n, n_threads=4) as workers:
+            totals.append(workers.map(learn, [0.1, 0.3, 0.5, 0.7, 0.9] * 4))
+        gradients = {n: p.grad for n, p in drafter.named_parameters() if p.grad is not None}
+        found.append({name: gradient.clone() for name, gradient in gradients.items()})
+    assert totals[1] == pytest.approx(totals[0], rel=1e-5)
+    assert set(found[0]) == set(found[1])
+    for name, gradient in found[0].items():
+        assert torch.allclose(found[1][name], gradient, rtol=1e-4, atol=1e-5), name
+    assert threading.current_thread().name in used
+    assert len(used) > 1
+
+
+def test_a_worker_that_fails_ends_the_step_and_leaves_the_threads_as_they_were() -> None:
+    def fail(item: int) -> int:
+        if item == 2:
+            raise RuntimeError(f"item {item}")
+        return item
+
+    n_threads = torch.get_num_threads()
+    with Workers(2, n_threads=2) as workers:
+        assert workers.map(fail, [0, 1, 3]) == [0, 1, 3]
+        with pytest.raises(RuntimeError, match="item 2"):
+            workers.map(fail, [0, 1, 2, 3])
+    assert torch.get_num_threads() == n_threads
+
+
+def test_only_a_cpu_has_several_workers() -> None:
+    assert count_for(torch.device("cpu"), n_threads=16, n_sequences=8) == 8
+    assert count_for(torch.device("cpu"), n_threads=2, n_sequences=8) == 2
+    assert count_for(torch.device("cuda"), n_threads=16, n_sequences=8) == 1
 
 
 @pytest.mark.parametrize(("gain", "dtype"), [(1.29, torch.float32), (1.31, torch.bfloat16)])

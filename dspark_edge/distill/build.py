@@ -24,24 +24,31 @@ from .vocabulary import choose_tokens, coverage
 N_SCALED = 64  # sequences that features' scale is taken from
 ROWS_AT_ONCE = 8192
 BYTES_PER_WEIGHT = 16  # weight, gradient, and the optimiser's two
-WORKING_BYTES = 1 << 30  # activations of a sequence, and shards
+WORKING_BYTES = 1 << 30  # shards, and what PyTorch itself takes
+SLOT_FLOATS = 12000  # kept of each slot for its gradient: over some 1500 candidates, and ...
+SLOT_FLOATS_PER_EMBD, SLOT_FLOATS_PER_FF = 12, 4  # ... in each layer
 RMS_MIN = 1e-3  # of a dimension against the mean one: a silent one is not blown up
 
 
-def check_memory(shape: Shape, n_draft_max: int) -> None:
-    """Raises MemoryPlanError when training would not fit beside what runs now."""
+def check_memory(shape: Shape, n_draft_max: int, n_slots: int) -> None:
+    """n_slots: of all sequences that are learnt from at once.
+
+    Raises MemoryPlanError when training would not fit beside what runs now.
+    """
     n_draft = min(n_draft_max, shape.n_vocab)
     heads = (shape.n_head + shape.n_head_kv) * shape.head_dim
     layer = shape.n_embd * (2 * heads + 3 * shape.n_ff)
     n_trained = shape.n_embd * shape.n_feature + shape.n_layer * layer
     n_trained += shape.rank * (shape.n_embd + n_draft)
     frozen = 2 * shape.n_vocab * shape.n_embd + 4 * n_draft * shape.n_embd
+    kept = SLOT_FLOATS_PER_EMBD * shape.n_embd + SLOT_FLOATS_PER_FF * shape.n_ff
     needed = frozen + BYTES_PER_WEIGHT * n_trained + WORKING_BYTES
+    needed += 4 * n_slots * (SLOT_FLOATS + shape.n_layer * kept)
     available = psutil.virtual_memory().available
     if needed > available:
         raise MemoryPlanError(
             f"training needs about {needed >> 20} MB of memory but {available >> 20} MB are free; "
-            "close other programs, or give fewer --layers"
+            "close other programs, or give fewer --layers or --threads"
         )
 
 

@@ -23,6 +23,7 @@ from .shards import ShardStore
 from .start import StartFile
 from .target_file import TargetFile
 from .train import Trainer, is_held_out
+from .workers import count_for
 
 MIN_SEQUENCES = 2
 CHECKPOINT = "checkpoint.pt"
@@ -53,7 +54,11 @@ def _distill(options: Options, device: torch.device, now: Callable[[], float]) -
     start = None if options.start is None else StartFile(options.start)
     if start is not None:  # now, not after hours
         shape = start.fitted(shape)
-    check_memory(shape, options.n_draft_max)
+    n_at_once = count_for(
+        device, n_threads=options.n_threads, n_sequences=options.training.sequences_per_step
+    )
+    n_slots = n_at_once * options.data.max_reply * shape.block_size
+    check_memory(shape, options.n_draft_max, n_slots)
     check_same_work(options.work, options.target, shape, options.data)
     clock = Clock(options.work / "clock.json", options.hours * 3600.0, now=now)
     store = ShardStore(options.work / "shards", limit_bytes=options.disk_bytes)

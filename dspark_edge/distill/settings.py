@@ -58,7 +58,7 @@ class DataSettings:
 class TrainSettings:
     """How the drafter learns. Rates are those at the top of the schedule."""
 
-    sequences_per_step: int = 4
+    sequences_per_step: int = 8
     n_random: int = 384  # draft tokens beside the likely ones in each sequence's softmax
     n_exact: int = 1024  # draft vocabularies up to this size are always taken whole
     matrix_rate: float = 0.02

@@ -10,6 +10,7 @@ import os
 import random
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +20,11 @@ from torch import nn
 from .batch import DraftVocabulary, Sequence, to_device
 from .clock import Clock
 from .evaluate import Acceptance, evaluate
-from .loss import losses, weights_at
+from .loss import Losses, losses, weights_at
 from .model import Drafter
 from .settings import TrainSettings
 from .shards import ShardStore
+from .workers import Workers, count_for
 
 HELD_OUT_EVERY = 24  # sequences: one is kept for judging
 N_JUDGED = 16  # held-out sequences of a point of the curve
@@ -79,6 +81,11 @@ class Trainer:
         self._settings = settings
         self._checkpoint = checkpoint
         self._device = drafter.embedding.device
+        self._n_workers = count_for(
+            self._device,
+            n_threads=torch.get_num_threads(),
+            n_sequences=settings.sequences_per_step,
+        )
         self._optimisers = _optimisers(drafter, settings)
         self._sums = [0.0, 0.0, 0.0, 0.0]  # of the losses since the last point, and how many
         self._judged = self._held_out()
@@ -89,6 +96,10 @@ class Trainer:
 
     def train(self, clock: Clock, *, share: float, max_steps: int | None) -> None:
         """Runs the stage and leaves a checkpoint of its end."""
+        with Workers(self._n_workers, n_threads=torch.get_num_threads()) as workers:
+            self._train(workers, clock, share, max_steps)
+
+    def _train(self, workers: Workers, clock: Clock, share: float, max_steps: int | None) -> None:
         stage_s = self.progress.trained_s + max(1e-3, clock.left_s(share))
         before_s, start_s = self.progress.trained_s, clock.spent_s
         saved_s = start_s
@@ -108,7 +119,7 @@ class Trainer:
             done = progress.trained_s / stage_s
             if max_steps is not None:
                 done = max(done, progress.n_steps / max_steps)
-            self._step(stream, min(1.0, done))
+            self._step(workers, stream, min(1.0, done))
             step_s = clock.spent_s - begun_s
             progress.trained_s = before_s + clock.spent_s - start_s
             if done >= len(progress.curve) / N_POINTS:
@@ -159,7 +170,7 @@ class Trainer:
         progress["curve"] = [Point(**point) for point in progress["curve"]]
         self.progress = Progress(**progress)
 
-    def _step(self, stream: Iterator[Sequence], done: float) -> None:
+    def _step(self, workers: Workers, stream: Iterator[Sequence], done: float) -> None:
         rate = _rate(done)
         for optimiser in self._optimisers:
             optimiser.zero_grad()
@@ -167,15 +178,18 @@ class Trainer:
                 group["lr"] = group["top_lr"] * rate
         n = self._settings.sequences_per_step
         weights = weights_at(done)
-        for _ in range(n):
+
+        def learn(sequence: Sequence) -> Losses:
+            """Adds its gradients; that is safe from several threads."""
             result = losses(
-                self.drafter,
-                next(stream),
-                self._vocabulary,
-                weights=weights,
-                settings=self._settings,
+                self.drafter, sequence, self._vocabulary, weights=weights, settings=self._settings
             )
             torch.autograd.backward(result.total / n)
+            return result
+
+        # The longest first: the last to end are short.
+        sequences = sorted(islice(stream, n), key=lambda sequence: -sequence.n_reply)
+        for result in workers.map(learn, sequences):
             parts = (result.cross_entropy, result.total_variation, result.confidence, 1.0)
             self._sums = [a + b for a, b in zip(self._sums, parts, strict=True)]
             self.progress.n_anchors += result.n_anchors
