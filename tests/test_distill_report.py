@@ -168,6 +168,16 @@ def test_the_page_tells_speed_by_set_and_calibration_by_position(tmp_path: Path)
     assert page.with_suffix(".svg").read_text() == picture(CURVE)
 
 
+def test_a_drafter_that_learns_its_text_by_heart_is_told_so(tmp_path: Path) -> None:
+    taus = [1.0, 1.3, 1.5, 1.62, 1.7, 1.69]
+    page = markdown(facts_in(tmp_path, Trial(), curve_of(taus)))
+    assert "| training | 32000 anchors in 2.0 minutes, 35.6 for each reply token |" in page
+    assert "by heart" not in page  # a curve wavers by so much
+    taus[-1] = 1.67
+    page = markdown(facts_in(tmp_path, Trial(), curve_of(taus)))
+    assert "best, 1.700, after 16000 anchors (17.8 for each reply token), and is 1.670 now" in page
+
+
 def test_what_was_not_found_out_is_said(tmp_path: Path) -> None:
     trial = Trial(notices=[trial_module.TOO_LATE])
     text = markdown(facts_in(tmp_path, trial, CURVE[:3]))

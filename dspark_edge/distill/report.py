@@ -19,6 +19,7 @@ from .settings import Shape
 from .train import Point
 from .trial import Trial, total
 
+BY_HEART = 0.02  # of held-out tau that went lost again: the text is too little
 WORTH_IT = 1.03  # gain from which a drafter is worth its memory
 MORE_DATA = (2, 4, 8)  # times the anchors that the outlook looks at
 
@@ -104,7 +105,7 @@ def markdown(facts: Facts) -> str:
         _facts(facts),
         f"## Training\n![the training curve]({quote(_picture(facts).name)})",
         _curve(facts.curve),
-        "## What more data would bring\n" + _outlook(facts.curve),
+        "## What more data would bring\n" + _by_heart(facts) + _outlook(facts.curve),
         "## Acceptance by position\n" + _acceptance(facts.acceptance),
         "## Calibration\n" + _calibration(facts.trial),
         "## Speed on held-out prompts, temperature 0\n" + _speed(facts.trial),
@@ -137,7 +138,11 @@ def _facts(facts: Facts) -> str:
             f"{facts.n_tokens} reply tokens in {facts.n_sequences} replies, drawn from the target "
             f"in {facts.data_s / 60:.1f} minutes",
         ],
-        ["training", f"{facts.n_anchors} anchors in {facts.trained_s / 60:.1f} minutes"],
+        [
+            "training",
+            f"{facts.n_anchors} anchors in {facts.trained_s / 60:.1f} minutes, "
+            f"{facts.n_anchors / facts.n_tokens:.1f} for each reply token",
+        ],
         [
             "PyTorch against llama.cpp",
             f"{parity.n_blocks} blocks, same tokens; largest difference {parity.lead_error:.4f} "
@@ -175,6 +180,19 @@ def _acceptance(acceptance: Acceptance) -> str:
     rows.append(["tau", f"{acceptance.greedy_tau:.3f}", f"{acceptance.sampled_tau:.3f}"])
     head = f"Over {acceptance.n_anchors} anchors of held-out replies, given that all before were.\n"
     return head + "\n" + _table(["position", "greedy", "sampling bound"], rows)
+
+
+def _by_heart(facts: Facts) -> str:
+    best = max(facts.curve, key=lambda point: point.greedy_tau)
+    now = facts.curve[-1].greedy_tau
+    if best.greedy_tau - now < BY_HEART:
+        return ""
+    return (
+        f"Held-out tau was best, {best.greedy_tau:.3f}, after {best.n_anchors} anchors "
+        f"({best.n_anchors / facts.n_tokens:.1f} for each reply token), and is {now:.3f} now: the "
+        "drafter learns its text by heart. More text would bring more; more training on this text, "
+        "which is what the line below draws out, would not.\n\n"
+    )
 
 
 def _outlook(curve: list[Point]) -> str:

@@ -14,6 +14,7 @@ from ..files import fingerprint, write_atomically
 
 Kind = Literal["f16", "q8_0"]
 SETTINGS_FILE = "settings.json"
+DATA_SHARE = 0.4  # of the time; two cores then see each token 4 times, and 6 times was too often
 RESERVE, RESERVE_MAX = 0.07, 0.3  # of the time, for what comes after training, and ...
 RESERVE_S = 120.0  # ... the seconds that it should have
 
@@ -90,7 +91,7 @@ def shares_of(total_s: float) -> Shares:
         return 1.0 - reserve * (1.0 - used)
 
     return Shares(
-        data=0.25,
+        data=DATA_SHARE,
         train=after(0.0),
         parity=after(0.25),
         calibrate=after(0.5),
