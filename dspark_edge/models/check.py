@@ -162,7 +162,7 @@ def promise(cost: CostTable, by_position: Sequence[tuple[int, int]]) -> tuple[fl
 def expected(drafter: Path) -> str:
     """What is known beforehand of the drafter's worth: what its file or its calibration says."""
     header = read_header(drafter)
-    said = {k: v for k, v in header.metadata.items() if "tau" in k.split(".")[-1].split("_")}
+    said = {k: v for k, v in header.metadata.items() if "tau" in k.replace(".", "_").split("_")}
     said |= {k: v for k, v in header.metadata.items() if "acceptance" in k}
     if said:
         return ", ".join(f"{key} = {value}" for key, value in said.items())
