@@ -164,11 +164,17 @@ def expected(drafter: Path) -> str:
     header = read_header(drafter)
     said = {k: v for k, v in header.metadata.items() if "tau" in k.replace(".", "_").split("_")}
     said |= {k: v for k, v in header.metadata.items() if "acceptance" in k}
-    if said:
-        return ", ".join(f"{key} = {value}" for key, value in said.items())
+    known = [_calibrated(drafter), ", ".join(f"{key} = {value}" for key, value in said.items())]
+    return "; ".join(filter(None, known)) or (
+        "not known: the file states nothing, and no calibration lies beside it"
+    )
+
+
+def _calibrated(drafter: Path) -> str:
+    """What the calibration beside the drafter promises; "" where there is none."""
     calibration = load_calibration(drafter, n_slots=DrafterFile(str(drafter)).n_draft)
     if calibration is None or not calibration.typical:
-        return "not known: the file states nothing, and no calibration lies beside it"
+        return ""
     survival = [sum(column) / len(column) for column in zip(*calibration.typical, strict=True)]
     shares = " ".join(f"{100 * share:.0f} %" for share in survival)
     return (
