@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -224,7 +225,7 @@ def test_sequences_side_by_side_give_the_gradients_of_one_after_the_other(
     totals: list[list[float]] = []
     for n in (1, 3):
         drafter.zero_grad()
-        with Workers(n, n_threads=4) as workers:
+        with closing(Workers(n, n_threads=4)) as workers:
             totals.append(workers.map(learn, [0.1, 0.3, 0.5, 0.7, 0.9] * 4))
         gradients = {n: p.grad for n, p in drafter.named_parameters() if p.grad is not None}
         found.append({name: gradient.clone() for name, gradient in gradients.items()})
@@ -243,7 +244,7 @@ def test_a_worker_that_fails_ends_the_step_and_leaves_the_threads_as_they_were()
         return item
 
     n_threads = torch.get_num_threads()
-    with Workers(2, n_threads=2) as workers:
+    with closing(Workers(2, n_threads=2)) as workers:
         assert workers.map(fail, [0, 1, 3]) == [0, 1, 3]
         with pytest.raises(RuntimeError, match="item 2"):
             workers.map(fail, [0, 1, 2, 3])

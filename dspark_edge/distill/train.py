@@ -9,6 +9,7 @@ import math
 import os
 import random
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import asdict, dataclass, field
 from itertools import islice
 from pathlib import Path
@@ -96,7 +97,7 @@ class Trainer:
 
     def train(self, clock: Clock, *, share: float, max_steps: int | None) -> None:
         """Runs the stage and leaves a checkpoint of its end."""
-        with Workers(self._n_workers, n_threads=torch.get_num_threads()) as workers:
+        with closing(Workers(self._n_workers, n_threads=torch.get_num_threads())) as workers:
             self._train(workers, clock, share, max_steps)
 
     def _train(self, workers: Workers, clock: Clock, share: float, max_steps: int | None) -> None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
-from types import TracebackType
 from typing import TypeVar
 
 import torch
@@ -36,15 +35,8 @@ class Workers:
             else None
         )
 
-    def __enter__(self) -> Workers:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def close(self) -> None:
+        """Waits for what runs; contextlib.closing calls it."""
         if self._pool is not None:
             self._pool.shutdown(cancel_futures=True)
 
