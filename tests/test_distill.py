@@ -20,6 +20,7 @@ import pytest
 
 pytest.importorskip("torch")
 
+import numpy as np
 import torch
 from gguf import GGUFReader
 from tiny_models import TargetSpec, write_llama
@@ -114,7 +115,9 @@ def test_loss_falls_and_the_drafter_beats_an_untrained_one(
     assert real > full_block_tau(shallow_target, untrained) + MARGIN
 
 
-def started_from(start: Path, facts: Facts, target: Path, shape: Shape | None = None) -> float:
+def started_from(
+    start: Path, facts: Facts, target: Path, shape: Shape | None = None, n_draft_max: int = 256
+) -> float:
     """Held-out tau of a drafter that begins with a file's weights."""
     store = ShardStore(facts.drafter.parent / "work" / "shards", limit_bytes=1 << 40)
     begun = StartFile(start)
@@ -123,7 +126,7 @@ def started_from(start: Path, facts: Facts, target: Path, shape: Shape | None = 
         TargetFile(target),
         shape,
         store,
-        n_draft_max=16,  # the file's own vocabulary counts
+        n_draft_max=n_draft_max,
         device=torch.device("cpu"),
         seed=2,
         start=begun,
@@ -138,6 +141,37 @@ def test_training_goes_on_from_a_drafter_file(facts: Facts, shallow_target: Path
     shape = replace(facts.shape, mask_token=facts.shape.mask_token - 1)
     tau = started_from(facts.drafter, facts, shallow_target, shape)
     assert tau == pytest.approx(facts.acceptance.greedy_tau, abs=0.02)
+
+
+def test_a_start_with_another_draft_vocabulary_keeps_what_both_can_draft(
+    facts: Facts, shallow_target: Path
+) -> None:
+    """Half of the file's tokens: rows of the Markov head must follow their tokens."""
+    store = ShardStore(facts.drafter.parent / "work" / "shards", limit_bytes=1 << 40)
+    begun = StartFile(facts.drafter)
+    drafter, vocabulary, covered = new_drafter(
+        TargetFile(shallow_target),
+        begun.fitted(facts.shape),
+        store,
+        n_draft_max=128,
+        device=torch.device("cpu"),
+        seed=2,
+        start=begun,
+    )
+    assert len(vocabulary) == 128
+    assert 0.3 < covered < 1.0
+    theirs = begun.draft_ids.tolist()
+    rows = GGUFReader(facts.drafter).tensors
+    (w2,) = (tensor.data for tensor in rows if tensor.name == "markov_w2.weight")
+    for column, token in enumerate(vocabulary.ids.tolist()):
+        ours = drafter.markov_w2[column].detach().numpy()
+        if token in theirs:
+            np.testing.assert_allclose(ours, w2[theirs.index(token)].astype(np.float32))
+            assert ours.any()
+        else:
+            assert not ours.any()
+    tau = started_from(facts.drafter, facts, shallow_target, n_draft_max=128)
+    assert tau > 1.0 + 0.3 * (facts.acceptance.greedy_tau - 1.0)
 
 
 @pytest.mark.parametrize("change", [{"n_layer": 1}, {"block_size": 3}, {"rank": 16}])

@@ -91,6 +91,37 @@ def test_a_start_that_does_not_fit_is_refused_before_anything_is_sampled(
     assert not (options.work / "shards").exists()
 
 
+def test_a_start_says_which_layers_are_read(tiny_llama: Path, tmp_path: Path) -> None:
+    first = replace(tiny_options(tiny_llama, tmp_path / "first"), taps=(1, 2))
+    distill(first)
+    second = replace(tiny_options(tiny_llama, tmp_path / "second"), start=first.out)
+    assert distill(second).shape.taps == (1, 2)
+    with pytest.raises(ModelError, match="target_layers"):
+        distill(replace(second, taps=(1, 3)))
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (["--drawn-share", "1.5"], "--drawn-share is 1.5; it must be from 0 to 1"),
+        (["--drawn-share", "nan"], "--drawn-share is nan"),
+        (["--temperatures", "0", "-1"], "--temperatures has -1"),
+        (["--temperatures", "inf"], "--temperatures has inf"),
+    ],
+)
+def test_how_text_is_drawn_is_checked_at_once(
+    flags: list[str],
+    words: str,
+    tiny_llama: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    line = ["--target", str(tiny_llama), "--out", str(tmp_path / "d.gguf"), *flags]
+    assert command.main(line) == 1
+    assert words in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
+
+
 # ---------------------------------------------------------------- --my-chats
 
 

@@ -158,6 +158,21 @@ def test_prompts_drawn_stay_the_same_when_a_killed_run_goes_on(
     assert again.prompt(0)[:2] == [token_id("<|bos|>"), token_id("<|user|>")]
 
 
+@pytest.mark.parametrize(("share", "n_drawn"), [(0.0, 0), (0.3, 6), (0.5, 10), (1.0, 20)])
+def test_given_and_drawn_prompts_are_mixed_as_asked(
+    decoder: BlockDecoder, tmp_path: Path, share: float, n_drawn: int
+) -> None:
+    given = [f"given {i}" for i in range(30)]
+    cache = tmp_path / "prompts.jsonl"
+    source = PromptSource(decoder, frame_of(decoder), given, cache, drawn_share=share)
+    draw(decoder, source, 24)
+    texts = [source.text(number) for number in range(20)]
+    assert [text for text in texts if text in given] == given[: 20 - n_drawn]
+    assert len(set(texts)) == 20
+    n_early = sum(text not in given for text in texts[:10])
+    assert n_early == n_drawn // 2
+
+
 def test_a_template_that_hides_the_users_text_is_refused(tmp_path: Path) -> None:
     spec = TargetSpec(metadata={"tokenizer.chat_template": "{{ bos_token }}hello"})
     config = DecoderConfig(target_path=str(write_llama(tmp_path / "t.gguf", spec)), n_ctx=64)
@@ -206,6 +221,20 @@ def test_the_draft_vocabulary_holds_what_the_target_says_most() -> None:
     assert (ids.tolist(), covered) == ([7], 0.99)
     ids, covered = choose_tokens([one], n_vocab=2048, n_max=4096)
     assert (len(ids), covered) == (2048, 1.0)
+
+
+def test_tokens_that_a_drafter_has_stay_where_there_is_room() -> None:
+    one = sampled(1, n_prompt=1, n_reply=2000)
+    one.tokens[:] = 7
+    known = np.arange(3000, 3200)
+    alone, _ = choose_tokens([one], n_vocab=5000, n_max=4096)
+    ids, covered = choose_tokens([one], n_vocab=5000, n_max=4096, known=known)
+    assert set(ids.tolist()) == {*alone.tolist(), *known.tolist()}
+    assert (np.diff(ids) > 0).all()
+    assert covered == 1.0
+    ids, _ = choose_tokens([one], n_vocab=5000, n_max=1100, known=known)
+    assert len(ids) == 1100
+    assert set(alone.tolist()) < set(ids.tolist())
 
 
 def test_a_work_folder_of_another_target_or_other_settings_is_refused(

@@ -16,7 +16,9 @@ from .my_chats import read_chats
 
 if TYPE_CHECKING:
     from .options import Options
+    from .settings import DataSettings
 
+MAX_TEMPERATURE = 5.0  # beyond, replies are noise
 STOPPED = 130  # what a shell gives for Ctrl-C
 
 
@@ -42,7 +44,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _options(args: argparse.Namespace) -> Options:
     from .options import Options
     from .prompts import read_given
-    from .settings import DataSettings, TrainSettings
+    from .settings import TrainSettings
 
     if not 0.0 < args.hours <= 24 * 365:
         raise ValueError(f"--hours is {args.hours:g}; it must be above 0")
@@ -69,8 +71,27 @@ def _options(args: argparse.Namespace) -> Options:
         max_sequences=args.max_sequences,
         max_steps=args.max_steps,
         n_trial_prompts=args.trial_prompts,
-        data=DataSettings(n_seq=args.sequences, max_reply=args.reply_tokens),
+        data=_data(args),
         training=TrainSettings(checkpoint_s=60.0 * args.checkpoint_minutes),
+    )
+
+
+def _data(args: argparse.Namespace) -> DataSettings:
+    from .settings import DataSettings
+
+    if not 0.0 <= args.drawn_share <= 1.0:
+        raise ValueError(f"--drawn-share is {args.drawn_share:g}; it must be from 0 to 1")
+    temperatures = tuple(args.temperatures or DataSettings().temperatures)
+    for temperature in temperatures:
+        if not 0.0 <= temperature <= MAX_TEMPERATURE:
+            raise ValueError(
+                f"--temperatures has {temperature:g}; each must be from 0 to {MAX_TEMPERATURE:g}"
+            )
+    return DataSettings(
+        n_seq=args.sequences,
+        max_reply=args.reply_tokens,
+        temperatures=temperatures,
+        drawn_share=args.drawn_share,
     )
 
 
@@ -117,8 +138,10 @@ def _parser() -> argparse.ArgumentParser:
     add("--layers", type=_at_least_one, default=2)
     add("--block-size", type=_at_least_one, default=4)
     add("--rank", type=_at_least_one, default=64, help="of the Markov head")
-    add("--taps", type=int, nargs="+", metavar="LAYER", help="target layers that it reads")
+    add("--taps", type=int, nargs="+", metavar="LAYER", help=TAPS_HELP)
     add("--start-from", type=Path, metavar="FILE.gguf", help="a drafter to go on from")
+    add("--temperatures", type=float, nargs="+", metavar="T", help=TEMPERATURES_HELP)
+    add("--drawn-share", type=float, default=0.5, help=DRAWN_SHARE_HELP)
     add("--sequences", type=_at_least_one, default=32, help="sampled side by side")
     add("--checkpoint-minutes", type=float, default=2.0, help="between two of them")
     add("--device", default="auto", help="of PyTorch: auto, cpu, cuda, mps")
@@ -135,6 +158,9 @@ TARGET_HELP = (
     "format, give a copy (llama-quantize --allow-requantize IN OUT Q8_0): its drafter fits both"
 )
 PROMPTS_HELP = "prompts to mix in: JSON lines, or a prompt a line; may be given again"
+TAPS_HELP = "target layers that it reads; default: evenly spread, or those of --start-from"
+TEMPERATURES_HELP = "of the sampled replies, each with one of them; default: 0 0.6 0.8 1"
+DRAWN_SHARE_HELP = "of the prompts, drawn from the target where others are given; default: half"
 PRECISION_HELP = "of products in training; auto: bfloat16 where this CPU is faster at it"
 MY_CHATS_HELP = "mix in what you wrote in your saved chats; the drafter's file names none of it"
 

@@ -19,7 +19,7 @@ from .settings import Shape
 from .shards import Sampled, ShardStore
 from .start import StartFile
 from .target_file import TargetFile
-from .vocabulary import choose_tokens, coverage
+from .vocabulary import choose_tokens
 
 N_SCALED = 64  # sequences that features' scale is taken from
 ROWS_AT_ONCE = 8192
@@ -70,13 +70,14 @@ def new_drafter(
 ) -> tuple[Drafter, DraftVocabulary, float]:
     """The drafter at its start, its vocabulary, and the share of the text that this covers.
 
-    start: a drafter of this shape that it goes on from, with that one's vocabulary.
+    start: a drafter of this shape that it goes on from.
     """
-    if start is None:
-        ids, covered = choose_tokens(all_sequences(store), n_vocab=shape.n_vocab, n_max=n_draft_max)
-    else:
-        ids = start.draft_ids
-        covered = coverage(all_sequences(store), ids, n_vocab=shape.n_vocab)
+    ids, covered = choose_tokens(
+        all_sequences(store),
+        n_vocab=shape.n_vocab,
+        n_max=n_draft_max,
+        known=None if start is None else start.draft_ids,
+    )
     torch.manual_seed(seed)
     drafter = Drafter(
         shape,
@@ -85,7 +86,7 @@ def new_drafter(
         torch.from_numpy(_feature_rms(store, shape)),
     )
     if start is not None:
-        start.fill(drafter)
+        start.fill(drafter, ids)
     vocabulary = DraftVocabulary(torch.from_numpy(ids).to(device), shape.n_vocab)
     return drafter.to(device), vocabulary, covered
 

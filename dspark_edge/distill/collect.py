@@ -5,6 +5,7 @@ Refuses to know the drafter's training.
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -58,7 +59,13 @@ class Collector:
     ) -> None:
         """Fills the store. Raises DsparkError when the target writes no prompts."""
         frame = frame_of(self._decoder)
-        source = PromptSource(self._decoder, frame, given, work / "prompts.jsonl")
+        source = PromptSource(
+            self._decoder,
+            frame,
+            given,
+            work / "prompts.jsonl",
+            drawn_share=self._settings.drawn_share,
+        )
         numbers = numbers_from(store.numbers)
         number = next(numbers)
         n_done = n_begun = len(store.numbers)
@@ -94,8 +101,8 @@ class Collector:
         clock.save()
 
     def _job(self, number: int, prompt: list[int]) -> Job:
-        temperatures = self._settings.temperatures
-        temperature = temperatures[number % len(temperatures)]
+        # Not in turn: given prompts stand at every second number, and would miss half of them.
+        temperature = random.Random(number).choice(self._settings.temperatures)
         return Job(number, prompt, temperature, self._settings.max_reply)
 
     def _sampled(self, reply: Reply) -> Sampled:

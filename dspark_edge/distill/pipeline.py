@@ -45,13 +45,13 @@ def distill(options: Options, *, now: Callable[[], float] = time.monotonic) -> F
 
 def _distill(options: Options, device: torch.device, now: Callable[[], float]) -> Facts:
     target = TargetFile(options.target)
+    start = None if options.start is None else StartFile(options.start)
     shape = target.shape(
         n_layer=options.n_layer,
         block_size=options.block_size,
         rank=options.rank,
-        taps=options.taps,
+        taps=options.taps or (None if start is None else start.taps),
     )
-    start = None if options.start is None else StartFile(options.start)
     if start is not None:  # now, not after hours
         shape = start.fitted(shape)
     n_at_once = count_for(

@@ -85,14 +85,24 @@ def read_given(path: Path) -> list[str]:
 
 
 class PromptSource:
-    """Prompts by number: given ones and drawn ones in turn, each text once; given ones again, with
+    """Prompts by number: given ones and drawn ones mixed, each text once; given ones again, with
     other seeds, when they are used up. A number's prompt is the same in each run."""
 
-    def __init__(self, decoder: BlockDecoder, frame: Frame, given: list[str], cache: Path) -> None:
-        """cache: file of the drawn ones, gone on with."""
+    def __init__(
+        self,
+        decoder: BlockDecoder,
+        frame: Frame,
+        given: list[str],
+        cache: Path,
+        *,
+        drawn_share: float = 0.5,
+    ) -> None:
+        """cache: file of the drawn ones, gone on with. drawn_share: of the numbers; all of them
+        where no prompts are given."""
         self._decoder = decoder
         self._frame = frame
         self._given = list(dict.fromkeys(given))
+        self._drawn_share = drawn_share if given else 1.0
         self._cache = cache
         tried = _read_tried(cache)
         self._n_tried = len(tried)
@@ -150,9 +160,10 @@ class PromptSource:
         return self._decoder.tokenize(text, add_special=not self._frame.is_chat)
 
     def _place(self, number: int) -> tuple[bool, int]:
-        if not self._given:
-            return False, number
-        return number % 2 == 0, number // 2
+        n_drawn = int(number * self._drawn_share)  # of the numbers before
+        if int((number + 1) * self._drawn_share) > n_drawn:
+            return False, n_drawn
+        return True, number - n_drawn
 
 
 def _read_tried(cache: Path) -> list[str]:

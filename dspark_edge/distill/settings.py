@@ -52,6 +52,7 @@ class DataSettings:
     max_prompt: int = 192
     max_reply: int = 320
     temperatures: tuple[float, ...] = (0.0, 0.6, 0.8, 1.0)
+    drawn_share: float = 0.5  # of the prompts, where others are given
     seed: int = 1
 
 

@@ -1,4 +1,4 @@
-"""A drafter file as the start of training: its weights and its draft vocabulary.
+"""A drafter file as the start of training: its weights, and what it can draft.
 
 Refuses to know the training loop.
 """
@@ -17,7 +17,9 @@ from ..errors import ModelError
 from .export import LAYER_MATRICES, LAYER_NORMS
 from .model import Drafter, unit_rows
 from .settings import Shape
+from .vocabulary import Ids
 
+TARGET_LAYERS = "dflash.target_layers"
 MASK_TOKEN = "tokenizer.ggml.mask_token_id"
 
 
@@ -40,6 +42,14 @@ class StartFile:
         n_vocab = len(self._facts.get("tokenizer.ggml.tokens", ()))
         self.draft_ids = np.array(ids[0] if ids else range(n_vocab), dtype=np.int64)
 
+    @property
+    def taps(self) -> tuple[int, ...] | None:
+        """Target layers that it reads, where it tells."""
+        layers = self._facts.get(TARGET_LAYERS)
+        if not isinstance(layers, list) or not all(isinstance(each, int) for each in layers):
+            return None
+        return tuple(layers)
+
     def fitted(self, shape: Shape) -> Shape:
         """The shape with what is this file's to say: its mask token.
 
@@ -54,11 +64,16 @@ class StartFile:
             )
         return replace(shape, mask_token=mask_token)
 
-    def fill(self, drafter: Drafter) -> None:
-        """Copies its weights. drafter: of the same shape, on the CPU, before its first step."""
+    def fill(self, drafter: Drafter, ids: Ids) -> None:
+        """Copies its weights. drafter: of the same shape, on the CPU, before its first step; ids:
+        its draft tokens. What the file cannot draft starts without a Markov term."""
         with torch.no_grad():
             for name, parameter in drafter.named_parameters():
-                parameter.copy_(self._weight(name, drafter).reshape(parameter.shape))
+                if name != "markov_w2":
+                    parameter.copy_(self._weight(name, drafter).reshape(parameter.shape))
+            _, ours, theirs = np.intersect1d(ids, self.draft_ids, return_indices=True)
+            drafter.markov_w2.zero_()
+            drafter.markov_w2[ours] = self._tensor("markov_w2.weight")[theirs]
 
     def _weight(self, name: str, drafter: Drafter) -> torch.Tensor:
         if name == "fc":  # features are divided by their scale in training
@@ -84,7 +99,7 @@ class StartFile:
             "dflash.attention.head_count": shape.n_head,
             "dflash.attention.head_count_kv": shape.n_head_kv,
             "dflash.attention.key_length": shape.head_dim,
-            "dflash.target_layers": list(shape.taps),
+            TARGET_LAYERS: list(shape.taps),
             "dflash.sample_from_anchor": True,
         }
         for key, value in wanted.items():
@@ -113,7 +128,6 @@ def _name_in_file(name: str) -> str:
     fixed = {
         "enc_norm.weight": "enc.output_norm.weight",
         "output_norm.weight": "output_norm.weight",
-        "markov_w2": "markov_w2.weight",
         "confidence": "conf_proj.weight",
         "confidence_bias": "conf_proj.bias",
     }

@@ -18,10 +18,13 @@ LIKELY_WEIGHT = 0.05  # of a token that was likely but not said, against one tha
 SMALLEST = 1024
 
 
-def choose_tokens(sequences: Iterable[Sampled], *, n_vocab: int, n_max: int) -> tuple[Ids, float]:
+def choose_tokens(
+    sequences: Iterable[Sampled], *, n_vocab: int, n_max: int, known: Ids | None = None
+) -> tuple[Ids, float]:
     """Ids in rising order, and the share of the replies' tokens that they are.
 
-    The whole vocabulary where it is not larger than n_max.
+    The whole vocabulary where it is not larger than n_max. known: ids that a drafter already has;
+    those that the text has no use for are kept as far as there is room.
     """
     said = np.zeros(n_vocab)
     likely = np.zeros(n_vocab)
@@ -34,16 +37,8 @@ def choose_tokens(sequences: Iterable[Sampled], *, n_vocab: int, n_max: int) -> 
     covered = np.cumsum(said[order]) / max(1.0, said.sum())
     n = int(np.searchsorted(covered, COVERED)) + 1
     n = min(n_max, max(SMALLEST, -(-n // 256) * 256))
+    if known is not None:
+        kept = order[n:][np.isin(order[n:], known)][: n_max - n]
+        ids = np.concatenate([order[:n], kept])
+        return np.sort(ids), float(said[ids].sum() / max(1.0, said.sum()))
     return np.sort(order[:n]), float(covered[n - 1])
-
-
-def coverage(sequences: Iterable[Sampled], ids: Ids, *, n_vocab: int) -> float:
-    """The share of the replies' tokens that are among ids."""
-    is_drafted = np.zeros(n_vocab, dtype=bool)
-    is_drafted[ids] = True
-    n_said = n_drafted = 0
-    for each in sequences:
-        reply = each.tokens[each.n_prompt :]
-        n_said += len(reply)
-        n_drafted += int(is_drafted[reply].sum())
-    return n_drafted / max(1, n_said)
