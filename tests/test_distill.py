@@ -267,6 +267,7 @@ def test_too_little_time_says_so(shallow_target: Path, tmp_path: Path) -> None:
         (["--out", "x.bin"], "its name must end in .gguf"),
         (["--target", "nowhere.gguf"], "nowhere.gguf is not a file"),
         (["--device", "abacus"], "--device is 'abacus'"),
+        (["--device", "xpu"], "--device is 'xpu', which cannot be used here"),
         (["--prompts", "nowhere.txt"], "nowhere.txt"),
     ],
 )

@@ -100,6 +100,45 @@ def test_a_start_says_which_layers_are_read(tiny_llama: Path, tmp_path: Path) ->
         distill(replace(second, taps=(1, 3)))
 
 
+def test_given_prompts_that_are_too_long_are_told(
+    tiny_llama: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = tiny_options(tiny_llama, tmp_path)
+    alone = replace(options.data, drawn_share=0.0)
+    with pytest.raises(ValueError, match="1 of 1 given prompts are longer than 128 tokens; give"):
+        distill(replace(options, given=["x" * 500], data=alone))
+    distill(replace(options, given=["x" * 500, "short", "another"], data=alone))
+    assert "1 of 3 given prompts are longer than 128 tokens and left out" in capsys.readouterr().err
+
+
+def test_replies_to_a_single_prompt_are_too_little(tiny_llama: Path, tmp_path: Path) -> None:
+    options = tiny_options(tiny_llama, tmp_path)
+    alone = replace(options.data, drawn_share=0.0)
+    with pytest.raises(ValueError, match="held out for judging; sample more, or give more prompts"):
+        distill(replace(options, given=["the only one"], data=alone))
+
+
+def test_what_is_finished_stays_as_it_is(tiny_llama: Path, tmp_path: Path) -> None:
+    options = tiny_options(tiny_llama, tmp_path)
+    distill(options)
+    before = options.out.with_suffix(".md").read_bytes()
+    (options.work / "clock.json").write_text('{"spent_s": 3500.0}')
+    with pytest.raises(ValueError, match=r"d\.gguf is finished; give more --hours"):
+        distill(options)
+    assert options.out.with_suffix(".md").read_bytes() == before
+    distill(replace(options, hours=2.0, max_steps=2))
+    assert options.out.with_suffix(".md").read_bytes() != before
+
+
+def test_a_checkpoint_of_another_draft_vocabulary_is_refused(
+    tiny_llama: Path, tmp_path: Path
+) -> None:
+    options = tiny_options(tiny_llama, tmp_path)
+    distill(options)
+    with pytest.raises(ValueError, match="begun with another draft vocabulary; give the same"):
+        distill(replace(options, n_draft_max=100, max_steps=2))
+
+
 @pytest.mark.parametrize(
     ("flags", "words"),
     [

@@ -15,6 +15,7 @@ pytest.importorskip("torch")
 
 from dspark_edge.distill import shards as shards_module
 from dspark_edge.distill.clock import Clock, Pieces
+from dspark_edge.distill.held_out import hold_out
 from dspark_edge.distill.prompts import PromptSource, frame_of, read_given
 from dspark_edge.distill.sampling import Job, sample
 from dspark_edge.distill.settings import DataSettings, check_same_work
@@ -107,6 +108,51 @@ def test_too_little_disk_is_said_at_the_start(
         store_in(tmp_path)
 
 
+# ---------------------------------------------------------------- what is held out
+
+
+def alike(number: int, prompt: int) -> Sampled:
+    """A reply to one of many prompts."""
+    one = sampled(number)
+    one.tokens[: one.n_prompt] = (prompt, 2, 3)
+    return one
+
+
+def test_no_prompt_is_both_trained_on_and_held_out(tmp_path: Path) -> None:
+    store = store_in(tmp_path)
+    for number in range(600):
+        store.add(alike(number, number % 200))
+        if number % 100 == 99:
+            store.flush()
+    held_out = hold_out(store)
+    prompts = {int(each.tokens[0]) for each in held_out.replies}
+    assert len(held_out.replies) == len(prompts)
+    assert 2 <= len(prompts) <= 24  # about one in 24 of 200
+    everything = [each for shard in store.shards for each in store.read(shard)]
+    kept = [each for each in everything if held_out.has(each)]
+    assert {int(each.tokens[0]) for each in kept} == prompts
+    assert len(kept) == 3 * len(prompts)
+    assert [each.number for each in hold_out(store).replies] == [
+        each.number for each in held_out.replies
+    ]
+
+
+def test_no_more_is_held_out_than_is_judged(tmp_path: Path) -> None:
+    store = store_in(tmp_path)
+    for number in range(3000):
+        store.add(alike(number, number))
+    store.flush()
+    assert len(hold_out(store).replies) == 32
+
+
+def test_a_small_store_has_something_to_judge_by(tmp_path: Path) -> None:
+    store = store_in(tmp_path)
+    for number in range(3):
+        store.add(alike(number, number))
+    store.flush()
+    assert [each.number for each in hold_out(store).replies] == [0]
+
+
 # ---------------------------------------------------------------- prompts
 
 
@@ -119,6 +165,9 @@ def test_given_prompts_are_lines_of_text_or_of_json(tmp_path: Path) -> None:
     lines.write_text('{"prompt": "three"}\n{"text": "four"}\n')
     with pytest.raises(ValueError, match="line 2 has neither"):
         read_given(lines)
+    plain.write_bytes(b"caf\xe9\n")
+    with pytest.raises(ValueError, match=r"p\.txt is not UTF-8"):
+        read_given(plain)
     plain.write_text("\n")
     with pytest.raises(ValueError, match="holds no prompts"):
         read_given(plain)
@@ -154,7 +203,7 @@ def test_prompts_drawn_stay_the_same_when_a_killed_run_goes_on(
         file.write('"cut by a ki')
     again = PromptSource(decoder, frame, ["given"], cache)
     assert [again.text(number) for number in range(6)] == texts
-    assert again.draw().number != source.draw().number - 1  # a new seed
+    assert again.draw().number == source.draw().number  # seeds go on where they were
     assert again.prompt(0)[:2] == [token_id("<|bos|>"), token_id("<|user|>")]
 
 

@@ -32,6 +32,7 @@ def curve_of(taus: list[float]) -> list[Point]:
     ]
 
 
+TEN = Speed(100, 10.0)
 CURVE = curve_of([1.0, 1.0, 1.1, 1.3, 1.4, 1.5, 1.6, 1.7])
 
 
@@ -46,6 +47,7 @@ def facts_in(folder: Path, trial: Trial, curve: list[Point]) -> Facts:
     drafter.write_bytes(b"x" * 2_000_000)
     return Facts(
         target_name="model",
+        target_file="model.gguf",
         target_hash="abc",
         drafter=drafter,
         shape=Shape(
@@ -147,19 +149,21 @@ def test_any_curve_can_be_drawn(points: list[tuple[float, float]]) -> None:
 
 def test_the_page_tells_speed_by_set_and_calibration_by_position(tmp_path: Path) -> None:
     sets = [
-        SetSpeed("chat", 2, Speed(100, 10.0), Speed(100, 5.0), Speed(90, 10.0), 1.5),
-        SetSpeed("code", 1, Speed(100, 10.0), Speed(50, 10.0), Speed(90, 10.0), 3.0),
+        SetSpeed("chat", 2, TEN, Speed(110, 10.0), Speed(100, 5.0), Speed(90, 10.0), 1.5),
+        SetSpeed("code", 1, TEN, Speed(110, 10.0), Speed(50, 10.0), Speed(90, 10.0), 3.0),
     ]
     calibrated = Calibrated(tmp_path / "c.json", judgement(0.75), judgement(0.5))
     facts = facts_in(tmp_path, Trial(calibrated, sets), CURVE)
     page = write_report(facts)
     text = page.read_text()
-    assert "| chat | 2 | 10.0 | 20.0 | 2.00 | 9.0 | 1.50 |" in text
-    assert "| code | 1 | 10.0 | 5.0 | 0.50 | 9.0 | 3.00 |" in text
-    assert "| all | 3 | 10.0 | 10.0 | 1.00 | 9.0 | 2.00 |" in text
+    assert "| chat | 2 | 10.0 | 11.0 | 20.0 | 2.00 | 9.0 | 1.50 |" in text
+    assert "| code | 1 | 10.0 | 11.0 | 5.0 | 0.50 | 9.0 | 3.00 |" in text
+    assert "| all | 3 | 10.0 | 11.0 | 10.0 | 1.00 | 9.0 | 2.00 |" in text
     assert "| all | 40 | 25.0 | 0.0 |" in text
     assert "| 2 | 40 | 25.0 | 0.0 |" in text
     assert "Not worth using here: 1.00 times" in text
+    assert "On model.gguf, in tokens per second." in text
+    assert "| 8 blocks, same tokens; largest difference" in text
     assert "each doubling gave 0.100 (standard error 0.000)" in text
     assert "an extrapolation" in text
     assert "| 4 times the anchors | 0.900 | 0.000 |" in text
@@ -176,6 +180,15 @@ def test_a_drafter_that_learns_its_text_by_heart_is_told_so(tmp_path: Path) -> N
     taus[-1] = 1.67
     page = markdown(facts_in(tmp_path, Trial(), curve_of(taus)))
     assert "best, 1.700, after 16000 anchors (17.8 for each reply token), and is 1.670 now" in page
+    curve = curve_of(taus)
+    curve[-1].sampled_tau = 1.65  # the loss has turned to that
+    assert "by heart" not in markdown(facts_in(tmp_path, Trial(), curve))
+
+
+def test_ties_are_told_with_the_tokens(tmp_path: Path) -> None:
+    facts = facts_in(tmp_path, Trial(), CURVE)
+    facts.parity = Parity(8, 0.01, 0.001, 2)
+    assert "8 blocks, same tokens but from 2 ties on; largest" in markdown(facts)
 
 
 def test_what_was_not_found_out_is_said(tmp_path: Path) -> None:
@@ -189,15 +202,21 @@ def test_what_was_not_found_out_is_said(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("auto", "said"),
+    ("lookup", "auto", "said"),
     [
-        (Speed(104, 10.0), "Worth using here: 1.04 times as fast"),
-        (Speed(102, 10.0), "Not worth using here: 1.02 times the speed"),
-        (Speed(), "Speed was not measured"),
+        (TEN, Speed(104, 10.0), "Worth using here: 1.04 times as fast"),
+        (TEN, Speed(102, 10.0), "Not worth using here: 1.02 times the speed"),
+        (Speed(90, 10.0), Speed(102, 10.0), "Not worth using here: 1.02 times the speed"),
+        (Speed(120, 10.0), Speed(122, 10.0), "Not worth using here: 1.22 times the speed"),
+        (Speed(120, 10.0), Speed(130, 10.0), "Worth using here: 1.30 times as fast"),
+        (TEN, Speed(), "Speed was not measured"),
+        (Speed(), TEN, "Speed was not measured"),
     ],
 )
-def test_the_verdict_is_plain(auto: Speed, said: str) -> None:
-    sets = [SetSpeed("chat", 1, Speed(100, 10.0), auto)]
+def test_the_verdict_is_what_the_drafter_itself_brings(
+    lookup: Speed, auto: Speed, said: str
+) -> None:
+    sets = [SetSpeed("chat", 1, TEN, lookup, auto)]
     assert verdict(Trial(sets=sets)).startswith(said)
 
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from .._core import BlockDecoder, DecoderConfig
 from .clock import Clock
-from .prompts import PromptSource, frame_of, numbers_from
+from .prompts import Frame, PromptSource, frame_of, numbers_from
 from .sampling import Job, Reply, sample
 from .settings import DataSettings, Shape
 from .shards import Sampled, ShardStore
@@ -62,7 +62,7 @@ class Collector:
         source = PromptSource(
             self._decoder,
             frame,
-            given,
+            self._fitting(frame, given, clock),
             work / "prompts.jsonl",
             drawn_share=self._settings.drawn_share,
         )
@@ -99,6 +99,20 @@ class Collector:
             clock.say(f"sampled {n_done} replies, {store.n_tokens} tokens stored", share=share)
         store.flush()
         clock.save()
+
+    def _fitting(self, frame: Frame, given: list[str], clock: Clock) -> list[str]:
+        """The prompts that are not too long; says how many are.
+
+        Raises ValueError when none is left and none is to be drawn.
+        """
+        n_max = self._settings.max_prompt
+        fitting = [text for text in given if 2 <= len(frame.tokens(self._decoder, text)) <= n_max]
+        if (n_left_out := len(given) - len(fitting)) > 0:
+            text = f"{n_left_out} of {len(given)} given prompts are longer than {n_max} tokens"
+            if not fitting and self._settings.drawn_share == 0.0:
+                raise ValueError(f"{text}; give shorter ones, or a --drawn-share above 0")
+            clock.say(f"{text} and left out")
+        return fitting
 
     def _job(self, number: int, prompt: list[int]) -> Job:
         # Not in turn: given prompts stand at every second number, and would miss half of them.

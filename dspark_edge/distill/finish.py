@@ -32,14 +32,13 @@ N_PARITY = 8  # blocks
 
 @dataclass(slots=True)
 class Trained:
-    """What the training stage leaves. data_s: seconds before it."""
+    """What the training stage leaves."""
 
     drafter: Drafter
     vocabulary: DraftVocabulary
     covered: float
     progress: Progress
     acceptance: Acceptance
-    data_s: float
 
 
 def finish(
@@ -126,6 +125,7 @@ def _facts(
 ) -> Facts:
     return Facts(
         target_name=target.name,
+        target_file=options.target.name,
         target_hash=fingerprint(options.target),
         drafter=options.out,
         shape=trained.drafter.shape,
@@ -135,7 +135,7 @@ def _facts(
         n_draft=len(trained.vocabulary),
         covered=trained.covered,
         n_anchors=trained.progress.n_anchors,
-        data_s=trained.data_s,
+        data_s=trained.progress.data_s,
         trained_s=trained.progress.trained_s,
         curve=trained.progress.curve,
         acceptance=trained.acceptance,

@@ -131,7 +131,7 @@ def _compare(result: Parity, ours: Sequence[_Slot], theirs: Draft, kind: Kind) -
         if mine.token != token:
             if max(mine.lead, lead) <= tolerance:
                 result.n_ties += 1
-                return  # from here on the chains stand behind different tokens
+                break  # from here on the chains stand behind different tokens
             raise DsparkError(
                 f"llama.cpp drafts token {token} in slot {slot} where PyTorch drafts "
                 f"{mine.token}, {mine.lead:.3f} logits ahead; the exported file is not used"

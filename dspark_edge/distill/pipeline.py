@@ -22,11 +22,12 @@ from .settings import Shape, check_same_work, shares_of
 from .shards import ShardStore
 from .start import StartFile
 from .target_file import TargetFile
-from .train import Trainer, is_held_out
+from .train import Trainer
 from .workers import count_for
 
-MIN_SEQUENCES = 2
+MIN_SEQUENCES = 3  # one to judge by, two to train on
 CHECKPOINT = "checkpoint.pt"
+FINISHED = "finished"
 
 
 def distill(options: Options, *, now: Callable[[], float] = time.monotonic) -> Facts:
@@ -61,12 +62,20 @@ def _distill(options: Options, device: torch.device, now: Callable[[], float]) -
     check_memory(shape, options.n_draft_max, n_slots)
     check_same_work(options.work, options.target, shape, options.data)
     clock = Clock(options.work / "clock.json", options.hours * 3600.0, now=now)
+    is_finished = options.work / FINISHED
+    if is_finished.exists() and clock.left_s(shares_of(clock.total_s).train) <= 0:
+        raise ValueError(
+            f"{options.out} is finished; give more --hours (all of them together) to train it "
+            "further, or another --out"
+        )
+    is_finished.unlink(missing_ok=True)
     store = ShardStore(options.work / "shards", limit_bytes=options.disk_bytes)
     _collect(options, target, shape, store, clock)
     trained = _train(options, target, shape, start, store, clock, device)
     facts = finish(options, target, trained, store, clock)
     page = write_report(facts)
     clock.save()
+    is_finished.touch()
     clock.say(f"done: {options.out}, and about it {page}. {verdict(facts.trial)}")
     return facts
 
@@ -91,11 +100,10 @@ def _train(
     )
     drafter.train_dtype = train_dtype(options.precision, device, clock.say)
     trainer = Trainer(drafter, vocabulary, store, options.training, options.work / CHECKPOINT)
-    data_s = clock.spent_s - trainer.progress.trained_s
     trainer.train(clock, share=shares_of(clock.total_s).train, max_steps=options.max_steps)
     if not trainer.progress.curve:
         raise ValueError("no time was left to train in; give more --hours")
-    return Trained(drafter, vocabulary, covered, trainer.progress, trainer.reached(), data_s)
+    return Trained(drafter, vocabulary, covered, trainer.progress, trainer.reached())
 
 
 def _collect(
@@ -116,20 +124,24 @@ def _collect(
         )
     finally:
         collector.close()
-    n_trained = sum(not is_held_out(number) for number in store.numbers)
-    if n_trained < MIN_SEQUENCES or n_trained == len(store.numbers):
+    if len(store.numbers) < MIN_SEQUENCES:
         raise ValueError(
             f"only {len(store.numbers)} replies were sampled in the time; give more --hours"
         )
 
 
 def _device(name: str) -> torch.device:
-    """CUDA or MPS where PyTorch has it. Raises ValueError for a name that it does not know."""
+    """CUDA or MPS where PyTorch has it. Raises ValueError for one that cannot be used."""
     if name != "auto":
         try:
-            return torch.device(name)
-        except RuntimeError as error:
-            raise ValueError(f"--device is {name!r}; give auto, cpu, cuda or mps") from error
+            device = torch.device(name)
+            torch.empty(0, device=device)
+        except (RuntimeError, AssertionError) as error:  # PyTorch without CUDA asserts
+            raise ValueError(
+                f"--device is {name!r}, which cannot be used here ({error}); give auto, cpu, cuda "
+                "or mps"
+            ) from error
+        return device
     if torch.cuda.is_available():
         return torch.device("cuda")
     return torch.device("mps" if torch.backends.mps.is_available() else "cpu")

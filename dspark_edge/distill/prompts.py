@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from .._core import BlockDecoder
+from ..bench.block_recorder import read_prompts
 from ..errors import DsparkError, ModelError
 from ..files import write_atomically
 from ..prompt import ChatTemplate
@@ -37,9 +38,10 @@ class Frame:
         """Whether there is a template."""
         return bool(self.prefix or self.suffix)
 
-    def around(self, text: str) -> str:
+    def tokens(self, decoder: BlockDecoder, text: str) -> list[int]:
         """The prompt of a user's text."""
-        return self.prefix + text + self.suffix
+        whole = self.prefix + text + self.suffix
+        return decoder.tokenize(whole, add_special=not self.is_chat)
 
 
 def frame_of(decoder: BlockDecoder) -> Frame:
@@ -62,23 +64,15 @@ def read_given(path: Path) -> list[str]:
     """The user's own prompts: JSON lines with "prompt" or "turns" (the first counts), or plain
     text, a prompt a line.
 
-    Raises ValueError (nothing in it, a bad line), OSError.
+    Raises ValueError (nothing in it, a bad line, no UTF-8), OSError.
     """
-    prompts: list[str] = []
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
-        if not line.strip():
-            continue
-        if path.suffix not in (".jsonl", ".json"):
-            prompts.append(line.strip())
-            continue
-        try:
-            row = json.loads(line)
-            text = row["prompt"] if "prompt" in row else row["turns"][0]
-        except (ValueError, TypeError, KeyError, IndexError) as error:
-            raise ValueError(
-                f'{path} line {number} has neither "prompt" (text) nor "turns" (texts)'
-            ) from error
-        prompts.append(str(text))
+    if path.suffix in (".jsonl", ".json"):
+        return [turns[0] for turns in read_prompts(path)]
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path} is not UTF-8 text ({error}); save it as that") from error
+    prompts = [line.strip() for line in lines if line.strip()]
     if not prompts:
         raise ValueError(f"{path} holds no prompts")
     return prompts
@@ -156,8 +150,7 @@ class PromptSource:
 
     def prompt(self, number: int) -> list[int]:
         """Token ids, as the template has them."""
-        text = self._frame.around(self.text(number))
-        return self._decoder.tokenize(text, add_special=not self._frame.is_chat)
+        return self._frame.tokens(self._decoder, self.text(number))
 
     def _place(self, number: int) -> tuple[bool, int]:
         n_drawn = int(number * self._drawn_share)  # of the numbers before

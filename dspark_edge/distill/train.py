@@ -21,14 +21,13 @@ from torch import nn
 from .batch import DraftVocabulary, Sequence, to_device
 from .clock import Clock
 from .evaluate import Acceptance, evaluate
+from .held_out import hold_out
 from .loss import Losses, losses, weights_at
 from .model import Drafter
 from .settings import TrainSettings
 from .shards import ShardStore
 from .workers import Workers, count_for
 
-HELD_OUT_EVERY = 24  # sequences: one is kept for judging
-N_JUDGED = 16  # held-out sequences of a point of the curve
 N_POINTS = 20  # of the curve
 WARM_UP = 0.02  # of the stage
 MOMENTUM = 0.95
@@ -50,17 +49,13 @@ class Point:
 
 @dataclass(slots=True)
 class Progress:
-    """What training has seen. trained_s: seconds of the stage, over all runs."""
+    """What training has seen. data_s: seconds before it; trained_s: of the stage, over all runs."""
 
     n_steps: int = 0
     n_anchors: int = 0
+    data_s: float = 0.0
     trained_s: float = 0.0
     curve: list[Point] = field(default_factory=list)
-
-
-def is_held_out(number: int) -> bool:
-    """Whether a sequence is for judging only."""
-    return number % HELD_OUT_EVERY == 0
 
 
 class Trainer:
@@ -74,7 +69,10 @@ class Trainer:
         settings: TrainSettings,
         checkpoint: Path,
     ) -> None:
-        """Goes on from the checkpoint where there is one."""
+        """Goes on from the checkpoint where there is one.
+
+        Raises ValueError when that is one of another draft vocabulary.
+        """
         self.drafter = drafter
         self.progress = Progress()
         self._vocabulary = vocabulary
@@ -88,8 +86,9 @@ class Trainer:
             n_sequences=settings.sequences_per_step,
         )
         self._optimisers = _optimisers(drafter, settings)
-        self._sums = [0.0, 0.0, 0.0, 0.0]  # of the losses since the last point, and how many
-        self._judged = self._held_out()
+        self._sums = [0.0, 0.0, 0.0, 0.0]  # of the anchors' losses since the last point, and these
+        self._held_out = hold_out(store)
+        self._judged = [to_device(each, self._device) for each in self._held_out.replies]
         self._reached: Acceptance | None = None  # of the weights as they are
         self._judging_s = self._saving_s = 0.0  # what the last point, and checkpoint, took
         if checkpoint.exists():
@@ -106,6 +105,8 @@ class Trainer:
         saved_s = start_s
         stream = self._stream()
         progress = self.progress
+        if progress.n_steps == 0:
+            progress.data_s = start_s
 
         step_s = 0.0
 
@@ -115,15 +116,19 @@ class Trainer:
             # The last point and checkpoint are the stage's too.
             return clock.left_s(share) <= step_s + self._judging_s + self._saving_s
 
+        def part_done() -> float:
+            of_steps = 0.0 if max_steps is None else progress.n_steps / max_steps
+            return min(1.0, max(progress.trained_s / stage_s, of_steps))
+
+        n_due = int(part_done() * N_POINTS) + bool(progress.curve)  # points up to here
         while not is_over():
             begun_s = clock.spent_s
-            done = progress.trained_s / stage_s
-            if max_steps is not None:
-                done = max(done, progress.n_steps / max_steps)
-            self._step(workers, stream, min(1.0, done))
+            done = part_done()
+            self._step(workers, stream, done)
             step_s = clock.spent_s - begun_s
             progress.trained_s = before_s + clock.spent_s - start_s
-            if done >= len(progress.curve) / N_POINTS:
+            if done * N_POINTS >= n_due:
+                n_due = int(done * N_POINTS) + 1
                 self._add_point(clock)
                 point = progress.curve[-1]
                 clock.say(
@@ -141,6 +146,7 @@ class Trainer:
         """Writes the checkpoint, whole or not at all."""
         begun_s = clock.spent_s
         state = {
+            "draft_ids": self._vocabulary.ids,
             "drafter": self.drafter.state_dict(),
             "optimisers": [each.state_dict() for each in self._optimisers],
             "progress": asdict(self.progress),
@@ -164,6 +170,11 @@ class Trainer:
         state: dict[str, Any] = torch.load(
             self._checkpoint, map_location=self._device, weights_only=True
         )
+        if not torch.equal(state["draft_ids"], self._vocabulary.ids):
+            raise ValueError(
+                f"{self._checkpoint} was begun with another draft vocabulary; give the same "
+                "--draft-vocab and --start-from as then, or another --work"
+            )
         self.drafter.load_state_dict(state["drafter"])
         for optimiser, saved in zip(self._optimisers, state["optimisers"], strict=True):
             optimiser.load_state_dict(saved)
@@ -177,22 +188,26 @@ class Trainer:
             optimiser.zero_grad()
             for group in optimiser.param_groups:
                 group["lr"] = group["top_lr"] * rate
-        n = self._settings.sequences_per_step
         weights = weights_at(done)
+        # The longest first: the last to end are short.
+        sequences = sorted(
+            islice(stream, self._settings.sequences_per_step),
+            key=lambda sequence: -sequence.n_reply,
+        )
+        n_anchors = sum(sequence.n_reply for sequence in sequences)
 
         def learn(sequence: Sequence) -> Losses:
             """Adds its gradients; that is safe from several threads."""
             result = losses(
                 self.drafter, sequence, self._vocabulary, weights=weights, settings=self._settings
             )
-            torch.autograd.backward(result.total / n)
+            # All anchors weigh the same, those of a short reply no more than others.
+            torch.autograd.backward(result.total * (sequence.n_reply / n_anchors))
             return result
 
-        # The longest first: the last to end are short.
-        sequences = sorted(islice(stream, n), key=lambda sequence: -sequence.n_reply)
         for result in workers.map(learn, sequences):
             parts = (result.cross_entropy, result.total_variation, result.confidence, 1.0)
-            self._sums = [a + b for a, b in zip(self._sums, parts, strict=True)]
+            self._sums = [a + result.n_anchors * b for a, b in zip(self._sums, parts, strict=True)]
             self.progress.n_anchors += result.n_anchors
         nn.utils.clip_grad_norm_(self.drafter.parameters(), 1.0)
         for optimiser in self._optimisers:
@@ -201,26 +216,26 @@ class Trainer:
         self._reached = None
 
     def _stream(self) -> Iterator[Sequence]:
-        """Training sequences without end: shards in random order, each one's in random order."""
+        """Training sequences without end: shards in random order, each one's in random order.
+
+        Raises ValueError when there are none.
+        """
         order = random.Random(self._settings.seed + self.progress.n_steps)
+        n_given = 0
         while True:
             shards = list(self._store.shards)
             order.shuffle(shards)
             for shard in shards:
-                sequences = [s for s in self._store.read(shard) if not is_held_out(s.number)]
+                sequences = [s for s in self._store.read(shard) if not self._held_out.has(s)]
                 order.shuffle(sequences)
+                n_given += len(sequences)
                 for sampled in sequences:
                     yield to_device(sampled, self._device)
-
-    def _held_out(self) -> list[Sequence]:
-        kept = []
-        for shard in self._store.shards:
-            if not any(map(is_held_out, shard.numbers)):
-                continue
-            kept += [s for s in self._store.read(shard) if is_held_out(s.number)]
-            if len(kept) >= N_JUDGED:
-                break
-        return [to_device(sampled, self._device) for sampled in kept[:N_JUDGED]]
+            if n_given == 0:
+                raise ValueError(
+                    "all replies are to prompts that are held out for judging; "
+                    "sample more, or give more prompts"
+                )
 
     def _add_point(self, clock: Clock) -> None:
         if self._sums[3] == 0.0:

@@ -27,7 +27,13 @@ MAX_TOKENS = 64
 N_CTX = 1024
 MIN_RECORDINGS = 6  # of a fit that is worth keeping
 TOO_LATE = "not calibrated: too little time was left; run dspark-edge bench calibrate"
-MODES: tuple[Mode, ...] = ("off", "auto", "always")
+# With the drafter or without; as SetSpeed.modes.
+MODES: tuple[tuple[Mode, bool], ...] = (
+    ("off", False),
+    ("auto", False),
+    ("auto", True),
+    ("always", True),
+)
 
 
 @dataclass(slots=True)
@@ -52,6 +58,10 @@ class Speed:
         """Tokens per second; 0: nothing was clocked."""
         return self.n_tokens / self.seconds if self.seconds > 0.0 else 0.0
 
+    def over(self, other: Speed) -> float | None:
+        """Times the other's rate, None where one of them was not clocked."""
+        return self.rate / other.rate if self.rate and other.rate else None
+
     def add(self, n_tokens: int, seconds: float) -> None:
         """One reply more."""
         self.n_tokens += n_tokens
@@ -60,12 +70,13 @@ class Speed:
 
 @dataclass(slots=True)
 class SetSpeed:
-    """One prompt set in three modes. full: every round drafted, whole blocks; full_tau: its tokens
-    per round, a mean over the prompts."""
+    """One prompt set in four modes. lookup: "auto" without the drafter; full: every round drafted,
+    whole blocks; full_tau: its tokens per round, a mean over the prompts."""
 
     name: str
     n_prompts: int = 0
     plain: Speed = field(default_factory=Speed)
+    lookup: Speed = field(default_factory=Speed)
     auto: Speed = field(default_factory=Speed)
     full: Speed = field(default_factory=Speed)
     full_tau: float = 0.0
@@ -73,12 +84,12 @@ class SetSpeed:
     @property
     def gain(self) -> float | None:
         """Of auto over plain, None where one of them was not clocked."""
-        return self.auto.rate / self.plain.rate if self.auto.rate and self.plain.rate else None
+        return self.auto.over(self.plain)
 
     @property
-    def modes(self) -> tuple[Speed, Speed, Speed]:
-        """Plain, auto, full."""
-        return self.plain, self.auto, self.full
+    def modes(self) -> tuple[Speed, ...]:
+        """Plain, lookup, auto, full."""
+        return self.plain, self.lookup, self.auto, self.full
 
 
 def total(sets: Sequence[SetSpeed]) -> SetSpeed:
@@ -100,11 +111,6 @@ class Trial:
     calibrated: Calibrated | None = None
     sets: list[SetSpeed] = field(default_factory=list)
     notices: list[str] = field(default_factory=list)
-
-    @property
-    def gain(self) -> float | None:
-        """Over all sets, None where nothing was measured."""
-        return total(self.sets).gain
 
 
 def calibrate(
@@ -152,19 +158,19 @@ def measure(
     n_prompts: int,
     is_over: Callable[[], bool],
 ) -> list[SetSpeed]:
-    """Plain, auto and full blocks on the package's own prompts, one prompt of each set in turn.
+    """All modes on the package's own prompts, one prompt of each set in turn.
 
     The engines run in turn on each prompt; the weights are shared by memory map. is_over: asked in
     front of each loading and each reply; a prompt counts once all modes have answered it.
     """
     with ExitStack() as opened:
         engines: list[Engine] = []
-        for mode in MODES:
+        for mode, has_drafter in MODES:
             if is_over():
                 return []
             engine = Engine(
                 target,
-                drafter=None if mode == "off" else drafter,
+                drafter=drafter if has_drafter else None if mode == "off" else "lookup",
                 n_ctx=N_CTX,
                 n_seq=1,
                 n_threads=n_threads,
