@@ -35,7 +35,8 @@ class CostTable:
     Measured, never modelled: a staircase stays a staircase, and a wider pass may be cheaper. Other
     programs slow passes of all sizes alike, the ones that do not run just now included: that is
     kept apart, as one factor, so that a busy moment does not bend the curve.
-    other_s: own time per round, in seconds. is_noisy: its passes took now more, now less.
+    other_s: own time per round, in seconds, without draws: their time goes with emitted tokens, so
+    it favours no plan. is_noisy: its passes took now more, now less.
     """
 
     WIDTHS = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 16, 24, 32)

@@ -50,6 +50,7 @@ class Speculation:
     __slots__ = (
         "_competition",
         "_cost",
+        "_draft_s",
         "_drafter",
         "_later",
         "_loaded_mode",
@@ -103,6 +104,7 @@ class Speculation:
         self._competition = Competition(cost, has_drafter=proposer == "drafter", typical=typical)
         self._n_silent = 0
         self._n_rounds = 0
+        self._draft_s = 0.0  # of this round
         self._later: list[tuple[Callable[..., None], tuple[Any, ...]]] = []
 
     @property
@@ -187,6 +189,7 @@ class Speculation:
         self, requests: Sequence[Request], n_ctx: int, max_batch_tokens: int
     ) -> list[list[int]]:
         """Draft tokens to verify for each request; [] means its anchor alone."""
+        self._draft_s = 0.0
         if self.proposer is None or self.mode == "off" or self.held:
             return [[] for _ in requests]
         rooms = [request.n_draft_room(n_ctx) for request in requests]
@@ -251,11 +254,19 @@ class Speculation:
         for signals, n_correct, n_seen in request.ledger.flush():
             self._survival.observe(signals, n_correct, n_seen)
 
-    def observe_round(self, batch_tokens: int, depth: int, verify_s: float, own_s: float) -> None:
-        """Take the measured times of one round's target pass and of the rest, in seconds."""
+    def observe_round(
+        self, batch_tokens: int, depth: int, *, round_s: float, verify_s: float, pass_s: float
+    ) -> None:
+        """Take the measured times of one round, in seconds.
+
+        verify_s: of that, evaluating and drawing; pass_s: of that, llama.cpp, as a profile has it.
+        """
         if self.proposer is not None:
-            self._later.append((self._cost.observe_verify, (batch_tokens, depth, verify_s)))
-            self._later.append((self._cost.observe_other, (own_s,)))
+            # What is left of verify_s, the draws, costs the same for each token emitted, drafted or
+            # not: it favours no plan, and is no load of the machine.
+            self._later.append((self._cost.observe_verify, (batch_tokens, depth, pass_s)))
+            other_s = max(round_s - self._draft_s - verify_s, 0.0)  # differences round off
+            self._later.append((self._cost.observe_other, (other_s,)))
             self._n_rounds += 1
             if len(self._later) >= min(SETTLE_AT, self._n_rounds):  # at once in the beginning
                 self._settle()
@@ -286,7 +297,7 @@ class Speculation:
             self.turn_off(f"the drafter failed: {error}")
             warnings.warn(f"speculation off: {error}", RuntimeWarning, stacklevel=2)
             return []
-        draft_s = time.perf_counter() - start
+        draft_s = self._draft_s = time.perf_counter() - start
         if self._competition.is_probe:  # it also injects what piled up while parked
             self._competition.observe_probe(draft_s)
         else:

@@ -95,7 +95,13 @@ class Simulation:
         self.speculation.learn(request, len(request.tokens), verdict.tokens)
         request.tokens += verdict.tokens
         verify_s = self.cost.verify_s(1 + len(draft), 0)
-        self.speculation.observe_round(1 + len(draft), len(request.tokens), verify_s, 0.0)
+        self.speculation.observe_round(
+            1 + len(draft),
+            len(request.tokens),
+            round_s=verify_s,
+            verify_s=verify_s,
+            pass_s=verify_s,
+        )
         self.clock_s += verify_s
         self.clock_s += self.cost.draft_s(1) * (self.decoder.n_passes("draft") - n_before)
         self.n_rounds += 1
@@ -219,7 +225,7 @@ def test_lookup_that_is_never_right_is_no_longer_verified() -> None:
         speculation.plan([request], 10_000, 512)
         new = [100 + n, 1, 2]  # a match each time, and each time the text goes on otherwise
         speculation.learn(request, len(request.tokens), new)
-        speculation.observe_round(1, len(request.tokens), 0.01, 0.0)
+        speculation.observe_round(1, len(request.tokens), round_s=0.01, verify_s=0.01, pass_s=0.01)
         request.tokens += new
     assert lengths(speculation.plan([request], 10_000, 512)) == [0]
 
@@ -301,10 +307,10 @@ def test_draft_tokens_that_were_not_verified_are_learned_from_too() -> None:
 def test_times_are_taken_only_while_something_speculates() -> None:
     cost = CostTable()
     speculation = speculation_on(FakeDecoder(), cost=cost)
-    speculation.observe_round(1, 0, 0.25, 0.01)
+    speculation.observe_round(1, 0, round_s=0.75, verify_s=0.5, pass_s=0.25)
     speculation.turn_off("a reason")
-    speculation.observe_round(1, 0, 9.0, 9.0)
-    assert (cost.verify_s(1, 0), cost.other_s) == (0.25, 0.01)
+    speculation.observe_round(1, 0, round_s=9.0, verify_s=7.0, pass_s=5.0)
+    assert (cost.verify_s(1, 0), cost.other_s) == (0.25, 0.25)
 
 
 # ---------------------------------------------------------------- parking: scenario 13
