@@ -265,8 +265,9 @@ class Speculation:
             # What is left of verify_s, the draws, costs the same for each token emitted, drafted or
             # not: it favours no plan, and is no load of the machine.
             self._later.append((self._cost.observe_verify, (batch_tokens, depth, pass_s)))
-            other_s = max(round_s - self._draft_s - verify_s, 0.0)  # differences round off
-            self._later.append((self._cost.observe_other, (other_s,)))
+            if self._n_rounds > 0:  # the first one indexes the prompt, and prepares what stays
+                other_s = max(round_s - self._draft_s - verify_s, 0.0)  # differences round off
+                self._later.append((self._cost.observe_other, (other_s,)))
             self._n_rounds += 1
             if len(self._later) >= min(SETTLE_AT, self._n_rounds):  # at once in the beginning
                 self._settle()

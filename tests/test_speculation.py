@@ -307,10 +307,20 @@ def test_draft_tokens_that_were_not_verified_are_learned_from_too() -> None:
 def test_times_are_taken_only_while_something_speculates() -> None:
     cost = CostTable()
     speculation = speculation_on(FakeDecoder(), cost=cost)
-    speculation.observe_round(1, 0, round_s=0.75, verify_s=0.5, pass_s=0.25)
+    for _ in range(2):
+        speculation.observe_round(1, 0, round_s=0.75, verify_s=0.5, pass_s=0.25)
     speculation.turn_off("a reason")
     speculation.observe_round(1, 0, round_s=9.0, verify_s=7.0, pass_s=5.0)
     assert (cost.verify_s(1, 0), cost.other_s) == (0.25, 0.25)
+
+
+def test_the_own_time_of_the_first_round_is_not_that_of_a_round() -> None:
+    """It holds the lookup index of the whole prompt, and what is made once."""
+    cost = CostTable()
+    speculation = speculation_on(FakeDecoder(), cost=cost)
+    for own_s in (0.014, 0.00025):
+        speculation.observe_round(1, 0, round_s=0.5 + own_s, verify_s=0.5, pass_s=0.5)
+    assert cost.other_s == pytest.approx(0.00025)
 
 
 # ---------------------------------------------------------------- parking: scenario 13
