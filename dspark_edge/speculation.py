@@ -85,8 +85,9 @@ class Speculation:
         """n_max: draft tokens per sequence at most. verify_len: fixed length in mode "always".
 
         proposer None, or mode "off", means plain decoding; off_reason says why. n_lookup: tokens
-        that lookup may propose beside the drafter in mode "auto". survival, typical: an offline
-        fit, and survival of blocks that it was made on.
+        that lookup may propose beside the drafter in mode "auto", and with verify_len 0, where all
+        is proposed for the record. survival, typical: an offline fit, and survival of blocks that
+        it was made on.
         """
         self.mode = mode
         self._loaded_mode = mode
@@ -99,7 +100,8 @@ class Speculation:
         self._cost = cost
         self._n_max = n_max
         self._verify_len = verify_len
-        self._n_lookup = n_max if proposer == "lookup" else n_lookup if mode == "auto" else 0
+        is_beside = mode == "auto" or verify_len == 0
+        self._n_lookup = n_max if proposer == "lookup" else n_lookup if is_beside else 0
         self._survival = survival or SurvivalModel(max(n_max, self._n_lookup, 1))
         self._competition = Competition(cost, has_drafter=proposer == "drafter", typical=typical)
         self._n_silent = 0
@@ -200,8 +202,10 @@ class Speculation:
     def _plan_always(
         self, requests: Sequence[Request], rooms: Sequence[int], max_batch_tokens: int
     ) -> list[list[int]]:
+        is_looked_up = self.proposer == "lookup" or (self._verify_len == 0 and self._n_lookup > 0)
+        looked = self._look_up(requests) if is_looked_up else []
         if self.proposer == "lookup":
-            drafts = self._look_up(requests)
+            drafts = looked
         elif any(rooms) and not self.released:
             drafts = self._draft(requests)
         else:

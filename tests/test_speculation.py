@@ -22,6 +22,7 @@ from dspark_edge import SamplingParams, Stats
 from dspark_edge._core import SamplingConfig
 from dspark_edge.cost import CostTable
 from dspark_edge.lookup import LookupDrafter
+from dspark_edge.recorder import RoundRecorder
 from dspark_edge.sequence import Request
 from dspark_edge.speculation import Mode, Proposer, Speculation
 from dspark_edge.text import TextStream
@@ -302,6 +303,28 @@ def test_draft_tokens_that_were_not_verified_are_learned_from_too() -> None:
     speculation.learn(request, len(request.tokens), oracle(letters)(request.tokens, 4))
     speculation.finish(request)
     assert speculation.acceptance_by_position == [(1, 1)] * 4
+
+
+def test_what_is_verified_nowhere_is_proposed_by_lookup_too_for_the_record() -> None:
+    request = request_of([1, 2, 3, 4, 5, 1, 2])
+    decoder = decoder_of([request], FakeDecoder(n_draft=2))
+    speculation = Speculation(
+        mode="always",
+        proposer="drafter",
+        off_reason="",
+        drafter=decoder,
+        cost=FLAT,
+        n_max=2,
+        verify_len=0,
+        n_lookup=3,
+    )
+    assert speculation.looks_up
+    recorder = speculation.recorder = RoundRecorder()
+    assert speculation.plan([request], 512, 512) == [[]]
+    assert [(b.proposer, b.tokens) for b in recorder._blocks[request.id]] == [
+        ("lookup", [3, 4, 5]),
+        ("drafter", oracle(letters)(request.tokens, 2)),
+    ]
 
 
 def test_times_are_taken_only_while_something_speculates() -> None:
