@@ -14,7 +14,7 @@ from functools import partial
 from typing import Any
 
 FORMAT_VERSION = 1
-DEPTH_STEP = 512  # tokens; bucket 0 is 0-511, then each bucket is as deep as all before it
+DEPTH_STEP = 512  # tokens in a bucket of depth
 LOAD_WEIGHT = 0.2  # how far one pass moves the load of the machine, in ratio
 SHAPE_WEIGHT = 0.05  # and the entry of its size: what makes one size slow makes mostly all slow
 DRAFT_LOAD_WEIGHT = 0.05  # a draft pass varies with what it injects: it tells less of the load
@@ -22,7 +22,9 @@ OUTLIER_RATIO = 2.0  # an observation counts as at most this much slower or fast
 MIN_S = 1e-9
 MAX_S = 3600.0  # of a pass in a file; with more, what is extrapolated could be infinite
 MAX_SIZE = 2**31  # of a key in a file
-SCALING_PASSES = 5  # that a bucket of depth takes to find its level
+SCALING_PASSES = 5  # that a bucket of depth takes to find its level after a leap to it
+SMALL_STEP = 1.1  # to a new depth, in ratio: more is a leap
+DRIFT_MAX = 1.4  # of the load: with more, most of what it gains is not the depth's
 PROFILE_PASSES = 5
 BUSY_RATIO = 1.5  # of the median to the fastest pass, above which a profile is not kept
 
@@ -35,12 +37,13 @@ class CostTable:
     Measured, never modelled: a staircase stays a staircase, and a wider pass may be cheaper. Other
     programs slow passes of all sizes alike, the ones that do not run just now included: that is
     kept apart, as one factor, so that a busy moment does not bend the curve.
-    other_s: own time per round, in seconds. is_noisy: its passes took now more, now less.
+    other_s: own time per round, in seconds, without draws: their time goes with emitted tokens, so
+    it favours no plan. is_noisy: its passes took now more, now less.
     """
 
     WIDTHS = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 16, 24, 32)
 
-    __slots__ = ("_draft", "_load", "_n_scaled", "_verify", "is_noisy", "other_s")
+    __slots__ = ("_deepest", "_draft", "_load", "_n_scaled", "_verify", "is_noisy", "other_s")
 
     def __init__(
         self,
@@ -57,6 +60,7 @@ class CostTable:
         self._draft = _checked_curve(draft or {})
         self._n_scaled: dict[int, int] = {}  # observations of buckets that began as a guess
         self._load = 1.0  # present over profiled times
+        self._deepest = DEPTH_STEP * max(self._verify, default=0)  # tokens behind a pass, so far
         self.other_s = other_s  # 0: not measured yet
         self.is_noisy = False
 
@@ -81,31 +85,35 @@ class CostTable:
 
     @property
     def load(self) -> float:
-        """How much slower passes are now than when they were profiled."""
+        """How much slower passes are now than when profiled, growth with depth left out."""
         return self._load
 
     def observe_verify(self, batch_tokens: int, depth: int, seconds: float) -> None:
         """Correct the table by one target pass that ran.
 
-        The first observations in a bucket of depth without data scale the nearest bucket's curve
-        by what they show, as a running mean. Raises ValueError when seconds is negative or not
-        finite.
+        A bucket of depth without data begins as a copy of the nearest one; after a leap to it the
+        first observations scale it by what they show, as a running mean. Raises ValueError when
+        seconds is negative or not finite.
         """
         seconds, bucket = _checked_s(seconds), _bucket(depth)
         if not self._verify:
             self._verify[bucket] = {batch_tokens: seconds}
             return
         ratio = _ratio(seconds, self.verify_s(batch_tokens, depth))
+        step = (depth + DEPTH_STEP) / (self._deepest + DEPTH_STEP)
+        self._deepest = max(self._deepest, depth)
         if bucket not in self._verify:
             self._verify[bucket] = dict(self._verify[self._nearest(bucket)])
-            self._n_scaled[bucket] = 0
+            if not 1.0 < step <= SMALL_STEP:
+                self._n_scaled[bucket] = 0
         if self._n_scaled.get(bucket, SCALING_PASSES) < SCALING_PASSES:
             self._n_scaled[bucket] += 1
-            for size in self._verify[bucket]:
-                self._verify[bucket][size] *= ratio ** (1.0 / self._n_scaled[bucket])
+            _scale(self._verify[bucket], ratio ** (1.0 / self._n_scaled[bucket]))
             return
         _correct(self._verify[bucket], batch_tokens, ratio)
         self._load *= ratio**LOAD_WEIGHT
+        if step > 1.0:
+            self._move_drift(self._verify[bucket], step)
 
     def observe_draft(self, n_seq: int, seconds: float) -> None:
         """Correct the table by one draft pass. Raises ValueError as observe_verify does."""
@@ -156,6 +164,16 @@ class CostTable:
             draft=_curve_from_json(data["draft"], "draft", may_be_empty=True),
             other_s=_number(data["other_s"], "other_s"),
         )
+
+    def _move_drift(self, curve: Curve, step: float) -> None:
+        """Take for the new depth's own what the load has drifted by; step: to it, in ratio.
+
+        Depth slows passes little by little, at most in proportion; other programs do it at once.
+        """
+        most = step if self._load <= DRIFT_MAX else math.sqrt(step)
+        drift = min(max(self._load, 1.0 / most), most)
+        self._load /= drift
+        _scale(curve, drift)
 
     def _nearest(self, bucket: int) -> int:
         if bucket in self._verify:
@@ -214,7 +232,7 @@ def _sizes(largest: int) -> list[int]:
 
 
 def _bucket(depth: int) -> int:
-    return (max(depth, 0) // DEPTH_STEP).bit_length()
+    return max(depth, 0) // DEPTH_STEP
 
 
 def _interpolate(curve: Curve, size: int) -> float:
@@ -237,6 +255,11 @@ def _interpolate(curve: Curve, size: int) -> float:
 def _correct(curve: Curve, size: int, ratio: float) -> None:
     """Move the entry of `size`, made when missing, a little towards what was observed."""
     curve[size] = _interpolate(curve, size) * ratio**SHAPE_WEIGHT
+
+
+def _scale(curve: Curve, ratio: float) -> None:
+    for size in curve:
+        curve[size] *= ratio
 
 
 def _ratio(seconds: float, present: float) -> float:

@@ -161,8 +161,11 @@ class Governor:
 
     def _retry_load(self, now_s: float) -> Sequence[str]:
         """A drafter that no step keeps out of memory, and that still is not there."""
-        is_wanted = self._speculation.released and now_s >= self._retry_load_s
-        if not is_wanted or any(a.kind == "release_context" for a in self._policy.in_force):
+        speculation = self._speculation
+        is_wanted = speculation.proposer == "drafter" and speculation.released
+        if not is_wanted or now_s < self._retry_load_s:
+            return NOTHING
+        if any(a.kind == "release_context" for a in self._policy.in_force):
             return NOTHING
         return self._load(now_s) or ["the drafter is loaded again"]
 

@@ -91,10 +91,10 @@ class RoundRecorder:
         depth: int,
         state: str,
         batch_tokens: int,
+        round_s: float,
         verify_s: float,
-        own_s: float,
     ) -> None:
-        """Close the round. own_s: outside llama.cpp, in seconds."""
+        """Close the round. Seconds of all of it, and of evaluating and drawing its tokens."""
         trace.write(
             TraceRound(
                 round=self._n_rounds,
@@ -104,7 +104,7 @@ class RoundRecorder:
                 batch_tokens=batch_tokens,
                 draft_s=self._draft_s,
                 verify_s=verify_s,
-                own_s=own_s,
+                own_s=max(round_s - self._draft_s - verify_s, 0.0),  # sums round off
                 predicted_s=self._predicted_s,
                 alternatives=self._alternatives,
                 sequences=self._sequences,

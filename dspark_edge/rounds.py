@@ -156,9 +156,10 @@ class Rounds:
             requests, self._intake.n_ctx, self._max_batch_tokens(len(requests))
         )
         verify_tokens = [[r.tokens[-1], *draft] for r, draft in zip(requests, drafts, strict=True)]
-        verify_start = time.perf_counter()
+        verify_start, before_verify = time.perf_counter(), self._decoder.decode_s
         verdicts = self._verify(running, verify_tokens)
         verify_s = time.perf_counter() - verify_start
+        pass_s = self._decoder.decode_s - before_verify
         for (slot, request), tokens, verdict in zip(running, verify_tokens, verdicts, strict=True):
             if verdict is not None:
                 self._commit(slot, request, tokens, verdict)
@@ -168,15 +169,17 @@ class Rounds:
             request.stats.decode_s += round_s
             request.stats.own_s += own_s
         batch_tokens = sum(map(len, verify_tokens))
-        self._speculation.observe_round(batch_tokens, depth, verify_s, own_s)
+        self._speculation.observe_round(
+            batch_tokens, depth, round_s=round_s, verify_s=verify_s, pass_s=pass_s
+        )
         if self.trace is not None and self._speculation.recorder is not None:
             self._speculation.recorder.write(
                 self.trace,
                 depth=depth,
                 state=self._speculation.reason,
                 batch_tokens=batch_tokens,
+                round_s=round_s,
                 verify_s=verify_s,
-                own_s=own_s,
             )
 
     def _max_batch_tokens(self, n_seq: int) -> int:

@@ -50,6 +50,7 @@ class Speculation:
     __slots__ = (
         "_competition",
         "_cost",
+        "_draft_s",
         "_drafter",
         "_later",
         "_loaded_mode",
@@ -84,8 +85,9 @@ class Speculation:
         """n_max: draft tokens per sequence at most. verify_len: fixed length in mode "always".
 
         proposer None, or mode "off", means plain decoding; off_reason says why. n_lookup: tokens
-        that lookup may propose beside the drafter in mode "auto". survival, typical: an offline
-        fit, and survival of blocks that it was made on.
+        that lookup may propose beside the drafter in mode "auto", and with verify_len 0, where all
+        is proposed for the record. survival, typical: an offline fit, and survival of blocks that
+        it was made on.
         """
         self.mode = mode
         self._loaded_mode = mode
@@ -98,11 +100,13 @@ class Speculation:
         self._cost = cost
         self._n_max = n_max
         self._verify_len = verify_len
-        self._n_lookup = n_max if proposer == "lookup" else n_lookup if mode == "auto" else 0
+        is_beside = mode == "auto" or verify_len == 0
+        self._n_lookup = n_max if proposer == "lookup" else n_lookup if is_beside else 0
         self._survival = survival or SurvivalModel(max(n_max, self._n_lookup, 1))
         self._competition = Competition(cost, has_drafter=proposer == "drafter", typical=typical)
         self._n_silent = 0
         self._n_rounds = 0
+        self._draft_s = 0.0  # of this round
         self._later: list[tuple[Callable[..., None], tuple[Any, ...]]] = []
 
     @property
@@ -187,6 +191,7 @@ class Speculation:
         self, requests: Sequence[Request], n_ctx: int, max_batch_tokens: int
     ) -> list[list[int]]:
         """Draft tokens to verify for each request; [] means its anchor alone."""
+        self._draft_s = 0.0
         if self.proposer is None or self.mode == "off" or self.held:
             return [[] for _ in requests]
         rooms = [request.n_draft_room(n_ctx) for request in requests]
@@ -197,8 +202,10 @@ class Speculation:
     def _plan_always(
         self, requests: Sequence[Request], rooms: Sequence[int], max_batch_tokens: int
     ) -> list[list[int]]:
+        is_looked_up = self.proposer == "lookup" or (self._verify_len == 0 and self._n_lookup > 0)
+        looked = self._look_up(requests) if is_looked_up else []
         if self.proposer == "lookup":
-            drafts = self._look_up(requests)
+            drafts = looked
         elif any(rooms) and not self.released:
             drafts = self._draft(requests)
         else:
@@ -251,11 +258,20 @@ class Speculation:
         for signals, n_correct, n_seen in request.ledger.flush():
             self._survival.observe(signals, n_correct, n_seen)
 
-    def observe_round(self, batch_tokens: int, depth: int, verify_s: float, own_s: float) -> None:
-        """Take the measured times of one round's target pass and of the rest, in seconds."""
+    def observe_round(
+        self, batch_tokens: int, depth: int, *, round_s: float, verify_s: float, pass_s: float
+    ) -> None:
+        """Take the measured times of one round, in seconds.
+
+        verify_s: of that, evaluating and drawing; pass_s: of that, llama.cpp, as a profile has it.
+        """
         if self.proposer is not None:
-            self._later.append((self._cost.observe_verify, (batch_tokens, depth, verify_s)))
-            self._later.append((self._cost.observe_other, (own_s,)))
+            # What is left of verify_s, the draws, costs the same for each token emitted, drafted or
+            # not: it favours no plan, and is no load of the machine.
+            self._later.append((self._cost.observe_verify, (batch_tokens, depth, pass_s)))
+            if self._n_rounds > 0:  # the first one indexes the prompt, and prepares what stays
+                other_s = max(round_s - self._draft_s - verify_s, 0.0)  # differences round off
+                self._later.append((self._cost.observe_other, (other_s,)))
             self._n_rounds += 1
             if len(self._later) >= min(SETTLE_AT, self._n_rounds):  # at once in the beginning
                 self._settle()
@@ -286,7 +302,7 @@ class Speculation:
             self.turn_off(f"the drafter failed: {error}")
             warnings.warn(f"speculation off: {error}", RuntimeWarning, stacklevel=2)
             return []
-        draft_s = time.perf_counter() - start
+        draft_s = self._draft_s = time.perf_counter() - start
         if self._competition.is_probe:  # it also injects what piled up while parked
             self._competition.observe_probe(draft_s)
         else:

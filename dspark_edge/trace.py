@@ -80,7 +80,7 @@ class TraceSequence:
 
 @dataclass(slots=True, kw_only=True)
 class TraceRound:
-    """One round. Times in seconds; draft_s is 0 without a drafter pass.
+    """One round. Times in seconds; draft_s is 0 without a drafter pass, own_s is the rest.
 
     alternatives: (batch_tokens, expected_tokens, expected_s) of the best few, plain included.
     """

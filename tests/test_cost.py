@@ -43,9 +43,9 @@ def test_a_single_width_is_a_cost_per_token() -> None:
     assert a_table({2: 3.0}).verify_s(4, 0) == 6.0
 
 
-def test_depth_buckets_double() -> None:
+def test_a_depth_bucket_is_512_tokens_wide() -> None:
     table = CostTable(verify={0: {1: 1.0}, 1: {1: 2.0}, 2: {1: 3.0}, 3: {1: 4.0}})
-    depths = (0, 511, 512, 1023, 1024, 2047, 2048, 4095)
+    depths = (0, 511, 512, 1023, 1024, 1535, 1536, 2047)
     assert [table.verify_s(1, d) for d in depths] == [1.0, 1.0, 2.0, 2.0, 3.0, 3.0, 4.0, 4.0]
 
 
@@ -126,6 +126,43 @@ def test_an_outlier_at_a_new_depth_is_averaged_away() -> None:
     for _ in range(40):
         table.observe_verify(1, 5000, 1.5)
     assert table.verify_s(8, 5000) == pytest.approx(6.0, rel=0.03)
+
+
+def pass_s(depth: int, doubles_at: int = 4000) -> float:
+    return 0.01 * (1.0 + depth / doubles_at)
+
+
+def conversation(table: CostTable, begin: int, end: int, slow: float = 1.0) -> list[float]:
+    """The load after each plain round of a conversation that grows from begin to end tokens."""
+    loads = []
+    for depth in range(begin, end):
+        table.observe_verify(1, depth, slow * pass_s(depth))
+        loads.append(table.load)
+    return loads
+
+
+@pytest.mark.parametrize("n_leap", [0, 200])
+def test_growth_with_depth_is_no_load_of_the_machine(n_leap: int) -> None:
+    """n_leap: tokens of a user's message after every 100 of a reply."""
+    table = a_table({1: pass_s(256), 8: 2.0 * pass_s(256)})
+    for _ in range(2):  # conversations
+        for begin in range(0, 4096, 100 + n_leap):
+            assert max(conversation(table, begin, min(begin + 100, 4096))) < 1.1
+    assert table.verify_s(1, 4095) == pytest.approx(pass_s(4095), rel=0.05)
+    assert table.verify_s(8, 4095) == pytest.approx(2.0 * pass_s(4095), rel=0.15)
+    assert table.verify_s(1, 0) == pytest.approx(pass_s(256), rel=0.15)
+
+
+@pytest.mark.parametrize("depth", [0, 200, 505, 512, 900, 4000])
+@pytest.mark.parametrize("n_before", [0, 1])
+def test_a_machine_that_turns_slow_is_told_from_depth(depth: int, n_before: int) -> None:
+    """n_before: conversations over the same depths before."""
+    table = a_table({1: pass_s(256), 8: 2.0 * pass_s(256)})
+    for _ in range(n_before):
+        conversation(table, 0, 4200)
+    conversation(table, 0, depth)
+    assert min(conversation(table, depth, depth + 100, slow=2.0)[20:]) > 1.5
+    assert conversation(table, depth + 100, depth + 120)[-1] < 1.2
 
 
 def test_an_empty_table_takes_its_first_observation_whole() -> None:

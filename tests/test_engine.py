@@ -5,6 +5,8 @@ from __future__ import annotations
 import zlib
 from collections.abc import Callable, Sequence
 from itertools import zip_longest
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from fake_decoder import (
@@ -23,7 +25,17 @@ from fake_decoder import (
     wrong,
 )
 
-from dspark_edge import Chunk, ContextFullError, DecodeError, Engine, ModelError, SamplingParams
+from dspark_edge import (
+    Chunk,
+    ContextFullError,
+    DecodeError,
+    Engine,
+    ModelError,
+    SamplingParams,
+    rounds,
+    speculation,
+)
+from dspark_edge.trace import read_trace
 
 PROMPT = list(b"a prompt of some length")
 DRAFTERS: dict[str, DraftScript] = {
@@ -919,3 +931,53 @@ def test_a_good_drafter_is_used() -> None:
     stats = run(engine_on(decoder, "auto", cost=cost), PROMPT, params(300))[-1].stats
     assert stats.speculation.startswith("drafting: promises at least")
     assert stats.tau > 4.0
+
+
+# ---------------------------------------------------------------- times
+
+
+def test_each_second_of_a_round_is_counted_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A round of five tokens: draft 3 ms, pass 10 ms, a draw 2 ms, the text of a token 1 ms."""
+    now_s = 0.0
+    seen: list[tuple[str, float]] = []
+
+    def spend(seconds: float, *, in_llama: bool = False) -> None:
+        nonlocal now_s
+        now_s += seconds
+        decoder.decode_s += seconds if in_llama else 0.0
+
+    def target(before: Sequence[int]) -> int:
+        spend(0.002)
+        return letters(before)
+
+    def drafter(before: Sequence[int], n_draft: int) -> list[int]:
+        spend(0.003, in_llama=True)
+        return oracle(letters)(before, n_draft)
+
+    class Seen(FixedCost):
+        def observe_verify(self, batch_tokens: int, depth: int, seconds: float) -> None:
+            seen.append(("pass", seconds))
+
+        def observe_other(self, seconds: float) -> None:
+            seen.append(("other", seconds))
+
+    def text_of_token(token: int) -> bytes:
+        spend(0.001)
+        return bytes([token])
+
+    decoder = FakeDecoder(target=target, drafter=drafter)
+    decoder.after = lambda: spend(0.010, in_llama=True)
+    for module in (rounds, speculation):
+        monkeypatch.setattr(module, "time", SimpleNamespace(perf_counter=lambda: now_s))
+    engine = engine_on(decoder, cost=Seen(draft_ms=1.0))
+    engine._intake.token_bytes = text_of_token  # type: ignore[assignment]
+    engine.trace_to(tmp_path / "trace.jsonl")
+    stats = run(engine, PROMPT, params(10))[-1].stats
+    assert seen[1:] == [("pass", pytest.approx(0.010)), ("other", pytest.approx(0.005))]
+    lines = read_trace(tmp_path / "trace.jsonl").rounds
+    for line in lines:
+        assert (line.draft_s, line.verify_s, line.own_s) == pytest.approx((0.003, 0.020, 0.005))
+    assert stats.decode_s == pytest.approx(sum(line.measured_s for line in lines))
+    assert stats.own_s == pytest.approx(2 * 0.015)

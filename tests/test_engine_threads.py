@@ -195,11 +195,11 @@ def test_what_was_accepted_can_be_asked_for_while_a_round_learns() -> None:
     answers: list[object] = []
 
     class Asked(FixedCost):
-        """Another thread asks while the engine learns what the rest of a round cost."""
+        """Another thread asks while the engine learns what the pass of a round cost."""
 
         n_learnt = 0
 
-        def observe_other(self, seconds: float) -> None:
+        def observe_verify(self, batch_tokens: int, depth: int, seconds: float) -> None:
             self.n_learnt += 1
             if self.n_learnt == 1:
                 answers.append(in_another_thread(lambda: engine.acceptance_by_position))

@@ -390,6 +390,7 @@ def test_a_drafter_that_was_switched_off_is_released_and_not_loaded_again() -> N
     assert engine.pressure == ()
     assert decoder.in_memory == set()
     assert engine.speculation_state.startswith("off: the drafter failed")
+    assert "the drafter is loaded again" not in engine.take_pressure_news()
 
 
 def test_room_for_the_drafter_itself_must_be_free_before_it_comes_back() -> None:

@@ -345,7 +345,7 @@ def record(target: Path, drafter: Path, path: Path, **how: Any) -> str:
     params = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)
     with Engine(target, drafter=drafter, n_ctx=128, n_seq=1, n_threads=1, **how) as engine:
         engine.trace_to(path)
-        list(engine.generate("the quick brown fox", params))
+        list(engine.generate("the quick brown fox and the quick", params))
     return str(path)
 
 
@@ -358,7 +358,8 @@ def test_what_is_recorded_as_the_message_says_is_replayed(
     assert main(["replay", trace, "--cost", "smollm2-135m-f32-2cpu"]) == 0
     report = json.loads(capsys.readouterr().out)
     assert (report["n_texts"], report["n_tokens"]) == (1, 12)
-    assert {"plain", "ours", "oracle", "drafter, fixed 1"} <= report["costs"][0]["policies"].keys()
+    policies = report["costs"][0]["policies"].keys()
+    assert {"plain", "ours", "oracle", "drafter, fixed 1", "lookup, fixed 1"} <= policies
 
 
 @pytest.mark.parametrize("mode", ["off", "always", "auto"])

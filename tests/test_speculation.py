@@ -22,6 +22,7 @@ from dspark_edge import SamplingParams, Stats
 from dspark_edge._core import SamplingConfig
 from dspark_edge.cost import CostTable
 from dspark_edge.lookup import LookupDrafter
+from dspark_edge.recorder import RoundRecorder
 from dspark_edge.sequence import Request
 from dspark_edge.speculation import Mode, Proposer, Speculation
 from dspark_edge.text import TextStream
@@ -95,7 +96,13 @@ class Simulation:
         self.speculation.learn(request, len(request.tokens), verdict.tokens)
         request.tokens += verdict.tokens
         verify_s = self.cost.verify_s(1 + len(draft), 0)
-        self.speculation.observe_round(1 + len(draft), len(request.tokens), verify_s, 0.0)
+        self.speculation.observe_round(
+            1 + len(draft),
+            len(request.tokens),
+            round_s=verify_s,
+            verify_s=verify_s,
+            pass_s=verify_s,
+        )
         self.clock_s += verify_s
         self.clock_s += self.cost.draft_s(1) * (self.decoder.n_passes("draft") - n_before)
         self.n_rounds += 1
@@ -219,7 +226,7 @@ def test_lookup_that_is_never_right_is_no_longer_verified() -> None:
         speculation.plan([request], 10_000, 512)
         new = [100 + n, 1, 2]  # a match each time, and each time the text goes on otherwise
         speculation.learn(request, len(request.tokens), new)
-        speculation.observe_round(1, len(request.tokens), 0.01, 0.0)
+        speculation.observe_round(1, len(request.tokens), round_s=0.01, verify_s=0.01, pass_s=0.01)
         request.tokens += new
     assert lengths(speculation.plan([request], 10_000, 512)) == [0]
 
@@ -298,13 +305,45 @@ def test_draft_tokens_that_were_not_verified_are_learned_from_too() -> None:
     assert speculation.acceptance_by_position == [(1, 1)] * 4
 
 
+def test_what_is_verified_nowhere_is_proposed_by_lookup_too_for_the_record() -> None:
+    request = request_of([1, 2, 3, 4, 5, 1, 2])
+    decoder = decoder_of([request], FakeDecoder(n_draft=2))
+    speculation = Speculation(
+        mode="always",
+        proposer="drafter",
+        off_reason="",
+        drafter=decoder,
+        cost=FLAT,
+        n_max=2,
+        verify_len=0,
+        n_lookup=3,
+    )
+    assert speculation.looks_up
+    recorder = speculation.recorder = RoundRecorder()
+    assert speculation.plan([request], 512, 512) == [[]]
+    assert [(b.proposer, b.tokens) for b in recorder._blocks[request.id]] == [
+        ("lookup", [3, 4, 5]),
+        ("drafter", oracle(letters)(request.tokens, 2)),
+    ]
+
+
 def test_times_are_taken_only_while_something_speculates() -> None:
     cost = CostTable()
     speculation = speculation_on(FakeDecoder(), cost=cost)
-    speculation.observe_round(1, 0, 0.25, 0.01)
+    for _ in range(2):
+        speculation.observe_round(1, 0, round_s=0.75, verify_s=0.5, pass_s=0.25)
     speculation.turn_off("a reason")
-    speculation.observe_round(1, 0, 9.0, 9.0)
-    assert (cost.verify_s(1, 0), cost.other_s) == (0.25, 0.01)
+    speculation.observe_round(1, 0, round_s=9.0, verify_s=7.0, pass_s=5.0)
+    assert (cost.verify_s(1, 0), cost.other_s) == (0.25, 0.25)
+
+
+def test_the_own_time_of_the_first_round_is_not_that_of_a_round() -> None:
+    """It holds the lookup index of the whole prompt, and what is made once."""
+    cost = CostTable()
+    speculation = speculation_on(FakeDecoder(), cost=cost)
+    for own_s in (0.014, 0.00025):
+        speculation.observe_round(1, 0, round_s=0.5 + own_s, verify_s=0.5, pass_s=0.5)
+    assert cost.other_s == pytest.approx(0.00025)
 
 
 # ---------------------------------------------------------------- parking: scenario 13
