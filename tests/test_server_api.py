@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import threading
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -584,3 +586,24 @@ def test_a_slow_grammar_is_ended(tiny_llama: Path) -> None:
         assert response.status_code == 500
         assert "grammar took" in error_of(response)["message"]
         assert server.chat().status_code == 200
+
+
+def test_a_grammar_is_not_blamed_for_all_its_rounds_when_a_step_is_slow(
+    tiny_llama: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cpu_s, rounds = [0.0], itertools.count(1)
+
+    def round_ends() -> None:
+        decoder.decode_s -= 0.3  # of the round, 0.3 s seem to be spent outside llama.cpp
+        if next(rounds) == 5:
+            cpu_s[0] += 2.0  # one slow step, e.g. somebody's prompt
+
+    decoder = ScriptedDecoder(
+        answering("x" * 60), n_vocab=1000, eog_tokens=[token_id("<|eos|>")], after=round_ends
+    )
+    monkeypatch.setattr(time, "thread_time", lambda: cpu_s[0])
+    settings = tiny_settings(tiny_llama, limits=Limits(grammar_s=1.0))
+    with running(settings, lambda *_: engine_on(decoder)) as server:
+        response = server.chat(response_format={"type": "json_object"})
+    assert response.status_code == 200, error_of(response)["message"]
+    assert next(rounds) > 6
