@@ -124,12 +124,16 @@ def _edit(talk: Talk, argument: str) -> None:
 
 def _save(talk: Talk, argument: str) -> None:
     words = argument.split()
-    with_cache = "--no-kv" not in words
-    name = " ".join(word for word in words if word != "--no-kv") or talk.session
+    with_cache, may_replace = "--no-kv" not in words, "--replace" in words
+    name = " ".join(w for w in words if w not in ("--no-kv", "--replace")) or talk.session
     if not name:
         raise ValueError("the session has no name yet; /save NAME")
     if not talk.conversation.turns:
         raise _no_message("save")
+    if name != talk.session and not may_replace and kept.exists(name):
+        raise ValueError(
+            f"there is a session {name!r} already; give another name, or /save --replace {name}"
+        )
     for line in talk.save(name, with_cache=with_cache):
         talk.screen.state(line)
     talk.screen.state(f"saved as {name}")
@@ -157,8 +161,7 @@ def _export(talk: Talk, argument: str) -> None:
     path = Path(argument).expanduser()
     if not talk.conversation.turns:
         raise _no_message("export")
-    if path.exists():
-        raise ValueError(f"{path} is there already; give another name, or remove it first")
+    _refuse_existing(path)
     if not path.parent.is_dir():
         raise ValueError(f"{path.parent} is no folder; make it first, or give another name")
     export(talk.conversation, path)
@@ -192,6 +195,8 @@ def _stats(talk: Talk, argument: str) -> None:
 def _trace(talk: Talk, argument: str) -> None:
     if not argument:
         raise ValueError("where to? /trace FILE, or /trace off")
+    if argument != "off":
+        _refuse_existing(Path(argument).expanduser())
     talk.trace_to("" if argument == "off" else argument)
     if argument == "off":
         talk.screen.state("no trace is written")
@@ -221,6 +226,11 @@ def _show(talk: Talk, argument: str) -> None:
 
 def _quit(talk: Talk, argument: str) -> None:
     raise Leave
+
+
+def _refuse_existing(path: Path) -> None:
+    if path.exists():
+        raise ValueError(f"{path} is there already; give another name, or remove it first")
 
 
 def _no_message(purpose: str) -> ValueError:
@@ -263,7 +273,12 @@ COMMANDS = (
     Command("/undo", "take the last turn back", _undo),
     Command("/retry", "reply again, with a new seed", _retry),
     Command("/edit [TEXT]", "change the last message and send it again", _edit),
-    Command("/save [NAME] [--no-kv]", "save the session; --no-kv: text only", _save, _names),
+    Command(
+        "/save [NAME] [--no-kv]",
+        "save it; --no-kv: text only; --replace: over another",
+        _save,
+        _names,
+    ),
     Command("/load NAME", "go on with a saved session", _load, _names),
     Command("/sessions", "list the saved sessions", _sessions),
     Command("/export FILE", "write the conversation as Markdown or .json", _export, _paths),
