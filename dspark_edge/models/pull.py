@@ -95,7 +95,7 @@ def _fetch(wanted: RemoteFile, endpoint: str) -> Path:
                 remote.location,
                 file,
                 resume_size=file.tell(),
-                # A signed address of another server needs no token, and that server must not get it.
+                # The signed address of another server needs none, and that server must not get it.
                 headers=build_hf_headers(
                     token=None if _origin(remote.location) == _origin(endpoint) else False
                 ),
