@@ -16,6 +16,7 @@ import pytest
 from fake_decoder import Machine, engine_on
 from server_harness import (
     TINY,
+    WAIT_S,
     Running,
     ScriptedDecoder,
     answering,
@@ -494,6 +495,23 @@ def test_an_idle_model_is_unloaded_and_comes_back(tiny_llama: Path) -> None:
         assert server.post("/tokenize", {"content": "hi"}).json()["tokens"]
         again = server.chat(max_tokens=5).json()
     assert again["choices"][0]["message"] == first["choices"][0]["message"]
+
+
+def test_a_model_whose_requester_left_while_it_loaded_is_unloaded_too(tiny_llama: Path) -> None:
+    may_load, poll = threading.Event(), threading.Event()
+
+    def make(path: Path, options: EngineOptions, progress: Progress) -> Engine:
+        assert may_load.wait(WAIT_S)
+        return scripted(answering("fine"))(path, options, progress)
+
+    with running(tiny_settings(tiny_llama, keep_alive_s=0.05), make) as server:
+        with server.client() as client, pytest.raises(httpx.ReadTimeout):
+            client.post("/v1/chat/completions", json=question(), timeout=0.2)
+        while server.hub.n_requests:
+            poll.wait(0.02)
+        may_load.set()
+        while server.get("/health").json()["status"] != "unloaded":
+            poll.wait(0.02)
 
 
 def test_another_model_is_loaded_when_a_request_names_it(tmp_path: Path, tiny_llama: Path) -> None:
