@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 from collections.abc import Sequence
 from typing import Any
 
@@ -91,6 +92,20 @@ def test_llama_calls_are_parsed_and_nothing_is_lost(text: str, content: str, n_c
 def test_arguments_written_as_text_are_understood() -> None:
     calls = parse_bare_calls('{"name": "add", "arguments": "{\\"a\\": 1}"}', frozenset({"add"}))
     assert calls[0].arguments == '{"a": 1}'
+
+
+def test_half_a_surrogate_pair_in_arguments_loses_no_reply() -> None:
+    text = '{"name": "add", "parameters": {"a": "\\ud83d", "b": "\u00e9"}}'
+    _, said, calls = split([text], "llama")
+    assert said == ""
+    assert calls[0][1].encode()  # can be sent
+    assert json.loads(calls[0][1]) == {"a": "\ud83d", "b": "\u00e9"}
+
+
+@pytest.mark.parametrize("number", ["NaN", "Infinity", "-Infinity", "1e999"])
+def test_arguments_that_json_does_not_know_stay_text(number: str) -> None:
+    text = f'{{"name": "add", "parameters": {{"a": {number}}}}}'
+    assert split([text], "llama") == ("", text, [])
 
 
 @given(
