@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dspark_edge.server.errors import ApiError
 from dspark_edge.server.json_schema import grammar_of
 from dspark_edge.server.prompts import PromptTemplate, ToolStyle
 from dspark_edge.server.reply import ReplySplitter
@@ -179,6 +180,26 @@ def test_a_template_gets_arguments_as_objects_and_developers_as_system() -> None
     silent = template.render(messages, reasoning_effort="none").text
     assert silent.endswith("<think></think>")
     assert template.render(messages, variables={"custom": "!"}).text.endswith("!")
+
+
+def called(*arguments: str) -> Message:
+    calls = [
+        {"id": str(i), "type": "function", "function": {"name": "f", "arguments": each}}
+        for i, each in enumerate(arguments)
+    ]
+    return Message.model_validate({"role": "assistant", "tool_calls": calls})
+
+
+def test_a_call_without_arguments_may_come_back_with_an_empty_text() -> None:
+    template = PromptTemplate(QWEN_LIKE, begin="", end="")
+    assert template.render([called("", '{"a": 5}', " ")]).text == "[assistant]5"
+
+
+def test_arguments_that_are_no_json_are_refused_by_their_place() -> None:
+    template = PromptTemplate(QWEN_LIKE, begin="", end="")
+    with pytest.raises(ApiError, match="'a=5', which is no JSON") as refusal:
+        template.render([called("{}"), called("{}", "a=5")])
+    assert refusal.value.message.startswith("messages[1].tool_calls[1].function.arguments is ")
 
 
 def test_the_form_of_calls_is_read_off_the_template() -> None:
