@@ -197,6 +197,20 @@ def test_no_session_and_no_file_is_written_over_unasked(open_chat: Open, tmp_pat
     assert (tmp_path / "notes").read_text() == "mine"
 
 
+def test_an_equals_sign_in_a_value_is_the_values_own(open_chat: Open) -> None:
+    chat = open_chat()
+    for typed, shown in {
+        "stop a=b": "stop = 'a=b'",
+        "stop=c=d": "stop = 'c=d'",
+        "stop = e": "stop = 'e'",  # as /set shows it
+        "stop =f": "stop = '=f'",
+        "top_k=5": "top_k = 5",
+        "top_k = 6": "top_k = 6",
+        "top_k  7": "top_k = 7",
+    }.items():
+        assert shown in chat.say(f"/set {typed}").splitlines()
+
+
 def test_an_export_makes_no_folders(open_chat: Open, tmp_path: Path) -> None:
     chat = open_chat()
     chat.say("Hi")

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import glob
 import os
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -169,15 +170,15 @@ def _export(talk: Talk, argument: str) -> None:
 
 
 def _set(talk: Talk, argument: str) -> None:
-    name, _, text = argument.replace("=", " ", 1).partition(" ")
-    if name in ("thoughts", *settings.SETTINGS) and not text.strip():
+    name, text = _name_and_value(argument)
+    if name in ("thoughts", *settings.SETTINGS) and not text:
         pass  # only shown
     elif name == "thoughts":
-        if text.strip() not in ("show", "hide"):
-            raise ValueError(f"thoughts is {text.strip()!r}; it must be show or hide")
-        talk.shows_thoughts = text.strip() == "show"
+        if text not in ("show", "hide"):
+            raise ValueError(f"thoughts is {text!r}; it must be show or hide")
+        talk.shows_thoughts = text == "show"
     elif name:
-        params = settings.changed(talk.params, name, text.strip())
+        params = settings.changed(talk.params, name, text)
         talk.engine.check(params)
         talk.params = params
     for line in settings.shown(talk.params):
@@ -185,6 +186,13 @@ def _set(talk: Talk, argument: str) -> None:
             talk.screen.say(line)
     if name in ("", "thoughts"):
         talk.screen.say(f"thoughts = {'show' if talk.shows_thoughts else 'hide'}")
+
+
+def _name_and_value(argument: str) -> tuple[str, str]:
+    """NAME VALUE, NAME=VALUE, or NAME = VALUE as /set shows it; a value may hold "=" itself."""
+    name = re.split(r"[\s=]", argument, maxsplit=1)[0]
+    rest = argument[len(name) :]
+    return name, re.sub(r"^(=|\s+=\s)", "", rest).strip()
 
 
 def _stats(talk: Talk, argument: str) -> None:
