@@ -10,7 +10,9 @@ import pytest
 from fake_decoder import END, FakeDecoder, Script, engine_on
 
 from dspark_edge import Engine
+from dspark_edge.chat.commands import run_command
 from dspark_edge.chat.options import parser
+from dspark_edge.chat.reply import Reply
 from dspark_edge.chat.screen import Screen
 from dspark_edge.chat.talk import Talk
 
@@ -53,6 +55,10 @@ def open_talk(monkeypatch: pytest.MonkeyPatch) -> OpenTalk:
     return open_one
 
 
+def stop_before_the_first_word(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dspark_edge.chat.talk.make_reply", lambda *_, **__: Reply())
+
+
 # ---------------------------------------------------------------- a context that fills up
 
 
@@ -79,3 +85,37 @@ def test_a_stop_string_that_the_full_context_cuts_is_found(open_talk: OpenTalk, 
 def test_half_a_character_at_the_very_end_is_said(open_talk: OpenTalk) -> None:
     talk = open_talk(FOX, "--max-tokens", "3")
     assert talk.ask("a").text == "\ufffd"
+
+
+# ---------------------------------------------------------------- turns that were dropped
+
+
+def test_turns_dropped_for_a_message_that_is_taken_back_are_sent_again(
+    open_talk: OpenTalk, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    talk = open_talk("fine")
+    for text in ("a" * 90, "b" * 90):
+        talk.ask(text)
+    talk.ask("c" * 200)
+    assert talk.conversation.n_dropped == 2
+    run_command(talk, "/undo")
+    assert "sent again: 2 older turns, dropped for its sake" in capsys.readouterr().err
+    assert talk.conversation.n_dropped == 0
+    stop_before_the_first_word(monkeypatch)
+    talk.ask("c" * 200)
+    assert (len(talk.conversation.turns), talk.conversation.n_dropped) == (2, 0)
+    talk.again("c" * 250)
+    assert (len(talk.conversation.turns), talk.conversation.n_dropped) == (2, 0)
+
+
+def test_a_retry_that_is_stopped_leaves_what_was_dropped_as_it_was(
+    open_talk: OpenTalk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    talk = open_talk("fine")
+    for text in ("a" * 90, "b" * 90, "c" * 200):
+        talk.ask(text)
+    stop_before_the_first_word(monkeypatch)
+    talk.again()
+    assert (len(talk.conversation.turns), talk.conversation.n_dropped) == (3, 2)
+    talk.conversation.undo()
+    assert talk.conversation.n_dropped == 0

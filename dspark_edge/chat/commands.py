@@ -102,6 +102,9 @@ def _undo(talk: Talk, argument: str) -> None:
     if turn is None:
         raise _no_message("take back")
     talk.screen.state(f"taken back: {_short(turn.user)}")
+    if turn.n_dropped:
+        turns = "turn" if turn.n_dropped == 1 else "turns"
+        talk.screen.state(f"sent again: {turn.n_dropped} older {turns}, dropped for its sake")
 
 
 def _retry(talk: Talk, argument: str) -> None:

@@ -74,7 +74,6 @@ class Talk:
         seed: for this reply only. Raises DsparkError and ValueError; the conversation is as before
         then.
         """
-        n_dropped = self.conversation.n_dropped
         turn = Turn(text)
         self.conversation.turns.append(turn)
         said: list[str] = []  # before the reply
@@ -93,13 +92,14 @@ class Talk:
             )
         except BaseException:
             self.conversation.undo()
-            self.conversation.n_dropped = n_dropped
             raise
         turn.thought, turn.pieces = reply.thought, reply.pieces
         turn.replies = [{"role": "assistant", "content": reply.text}]
         if not reply.token_ids:
             self.conversation.undo()
-            notices.append("stopped before the first word: the message is taken back")
+            notices.append(
+                "stopped before the first word: the message is taken back, all is as before it"
+            )
         reply.notices += said
         self._tell(reply, notices)
         return reply
@@ -121,6 +121,7 @@ class Talk:
             raise
         if not reply.token_ids:
             self.conversation.turns.append(old)
+            self.conversation.n_dropped = n_dropped
             self.screen.state("the reply before is kept")
         return reply
 
