@@ -15,6 +15,7 @@ from dspark_edge.chat.options import parser
 from dspark_edge.chat.reply import Reply
 from dspark_edge.chat.screen import Screen
 from dspark_edge.chat.talk import Talk
+from dspark_edge.errors import ModelError
 
 TEMPLATE = "{% for m in messages %}{{ m.content }}\n{% endfor %}>"
 FOX = "\U0001f98a"
@@ -119,3 +120,43 @@ def test_a_retry_that_is_stopped_leaves_what_was_dropped_as_it_was(
     assert (len(talk.conversation.turns), talk.conversation.n_dropped) == (3, 2)
     talk.conversation.undo()
     assert talk.conversation.n_dropped == 0
+
+
+# ---------------------------------------------------------------- another model
+
+
+def plain_engine() -> Engine:
+    return engine_on(FakeDecoder(template=TEMPLATE), mode="auto")
+
+
+def test_speculation_stays_switched_with_another_model(open_talk: OpenTalk) -> None:
+    talk = open_talk("fine", loads=[plain_engine()])
+    run_command(talk, "/spec off")
+    talk.take_model("other.gguf")
+    assert talk.engine.speculation_mode == "off"
+
+
+def test_a_switch_that_another_model_does_not_allow_is_said(
+    open_talk: OpenTalk, capsys: pytest.CaptureFixture[str]
+) -> None:
+    without = engine_on(FakeDecoder(template=TEMPLATE), "off", None)
+    talk = open_talk("fine", loads=[without, plain_engine()])
+    run_command(talk, "/spec on")
+    talk.take_model("other.gguf")
+    said = capsys.readouterr().err
+    assert "/spec does not hold for this model: speculation cannot be switched on" in said
+    talk.take_model("a-third.gguf")  # it was asked for, and holds where it can
+    assert talk.engine.speculation_mode == "always"
+
+
+def test_a_model_that_cannot_be_loaded_costs_no_switch_and_says_that_the_trace_ended(
+    open_talk: OpenTalk, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    talk = open_talk("fine", loads=[ModelError("broken"), plain_engine()])
+    run_command(talk, "/spec off")
+    run_command(talk, f"/trace {tmp_path / 'trace'}")
+    with pytest.raises(ModelError, match="broken"):
+        talk.take_model("other.gguf")
+    assert talk.engine.speculation_mode == "off"
+    assert talk.trace == ""
+    assert "the trace has ended with the model" in capsys.readouterr().err

@@ -219,7 +219,7 @@ def _spec(talk: Talk, argument: str) -> None:
     if argument:
         if argument not in MODES:
             raise ValueError(f"/spec is {argument!r}; it must be on, off or auto")
-        talk.engine.set_speculation(MODES[argument])
+        talk.set_speculation(MODES[argument])
     talk.screen.state(f"speculation: {talk.engine.speculation_state}")
 
 

@@ -17,6 +17,7 @@ from ..engine import Engine
 from ..errors import ContextFullError
 from ..models import target_path
 from ..sequence import SamplingParams, Stats
+from ..speculation import Mode
 from ..thoughts import THINK
 from . import figures, kept
 from .conversation import Conversation, Message, Turn
@@ -46,6 +47,7 @@ class Talk:
         self.session = ""  # name that it was last saved or loaded under
         default = "show" if screen.is_terminal else "hide"
         self.shows_thoughts: bool = (args.thoughts or default) == "show"
+        self.speculation: Mode = args.speculation  # as it was last asked for
         self.trace = ""  # the file that a trace goes to
         if args.trace:
             self.trace_to(args.trace)
@@ -57,6 +59,11 @@ class Talk:
         else:
             self.engine.stop_trace()
         self.trace = path
+
+    def set_speculation(self, mode: Mode) -> None:
+        """Switches it, for models taken later too. Raises ValueError as Engine does."""
+        self.engine.set_speculation(mode)
+        self.speculation = mode
 
     def banner(self) -> list[str]:
         """What is loaded, and how, in at most six lines."""
@@ -205,8 +212,18 @@ class Talk:
             self.engine = _load_engine(self.args, model)
         except BaseException:  # Ctrl-C too
             self.engine = _load_engine(self.args, self.model)
+            self._go_on()
             raise
         self.model = model
+        self._go_on()
+
+    def _go_on(self) -> None:
+        """Takes over to a new engine what was switched meanwhile, or says that it has ended."""
+        if self.speculation != self.args.speculation:
+            try:
+                self.engine.set_speculation(self.speculation)
+            except ValueError as error:
+                self.screen.state(f"/spec does not hold for this model: {error}")
         if self.trace:
             self.screen.state("the trace has ended with the model; /trace FILE begins another")
             self.trace = ""
