@@ -46,7 +46,8 @@ def accelerate(
     llama: must stay open; its own context is left alone. drafter, speculation, cost_cache: as for
     Engine. n_ctx: tokens the new context holds, None for as many as the llama's. At temperature 0
     the text is the llama's own, but for tokens that tie within rounding; above it is drawn from the
-    same distribution with other noise. engine.notices says what may make a difference: attention
+    same distribution with other noise, and a seed given to the Llama or to a call gives the same
+    text again. engine.notices says what may make a difference: attention
     without flash_attn rounds differently, a draft_model is not used.
     Raises as Engine does, and ValueError for a llama whose context has settings that ours has not.
     """

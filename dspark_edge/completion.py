@@ -5,6 +5,7 @@ Refuses to know conversations, and where the parameters come from.
 
 from __future__ import annotations
 
+import random
 import time
 import uuid
 from collections.abc import Iterator, Sequence
@@ -61,8 +62,13 @@ class Completion:
                 f"prompt has {len(self._tokens)} tokens but the context holds {engine.n_ctx}, the "
                 "reply included; give accelerate() a larger n_ctx or shorten it"
             )
-        self._params = _params(given, engine.n_ctx - len(self._tokens), llama.last_n_tokens_size)
+        seed = given["seed"]
+        if seed is None:  # as llama-cpp-python: each call's seed follows from the one before
+            seed = random.Random(llama._seed).randint(0, 2**32)
+        n_room = engine.n_ctx - len(self._tokens)
+        self._params = _params(given | {"seed": seed}, n_room, llama.last_n_tokens_size)
         engine.check(self._params)
+        llama.set_seed(seed)
         self._head = {
             "id": f"cmpl-{uuid.uuid4()}",
             "object": "text_completion",

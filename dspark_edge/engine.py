@@ -188,6 +188,10 @@ class Engine(EngineState):
         self._refuse_if_closed()
         return self._intake.token_bytes(token)
 
+    def is_end(self, token: int) -> bool:
+        """Whether a token is one of those with which this model ends a reply."""
+        return self._intake.is_end(token)
+
     def render(self, messages: Sequence[Mapping[str, object]]) -> str:
         """The prompt text of a conversation, by the model's own chat template.
 

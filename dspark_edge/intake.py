@@ -54,6 +54,10 @@ class Intake:
         except UnicodeEncodeError as error:
             raise ValueError(f"the text is not Unicode: {error}") from error
 
+    def is_end(self, token: int) -> bool:
+        """As Engine.is_end."""
+        return token in self._end_tokens
+
     def render(self, messages: Sequence[Mapping[str, object]]) -> str:
         """As Engine.render."""
         if self._template is None:

@@ -19,13 +19,16 @@ COMMIT = "0123456789abcdef0123456789abcdef01234567"
 @dataclass(slots=True)
 class Hub:
     """repos: files by repository. ranges: what each download asked for. cut_after: bytes after
-    which the next download breaks off, once. corrupt: serve other bytes than those stated."""
+    which the next download breaks off, once. corrupt: serve other bytes than those stated. storage:
+    the address of another server that has the files. authorizations: what came with downloads."""
 
     repos: Mapping[str, Mapping[str, bytes]]
     endpoint: str = ""
     ranges: list[str] = field(default_factory=list)
     cut_after: int | None = None
     corrupt: bool = False
+    storage: str = ""
+    authorizations: list[str | None] = field(default_factory=list)
 
 
 @contextmanager
@@ -81,9 +84,15 @@ class _Handler(BaseHTTPRequestHandler):
             self._answer(404, b"", {"X-Error-Code": "EntryNotFound"})
             return
         headers = {"ETag": f'"{_sha(content)}"', "X-Repo-Commit": COMMIT, "Accept-Ranges": "bytes"}
+        if not with_body and self.state.storage:
+            headers["X-Linked-Etag"], headers["X-Linked-Size"] = headers["ETag"], str(len(content))
+            headers["Location"] = self.state.storage + self.path
+            self._answer(302, b"", headers)
+            return
         if not with_body:
             self._answer(200, content, headers, with_body=False)
             return
+        self.state.authorizations.append(self.headers.get("Authorization"))
         if self.state.corrupt:
             content = bytes(len(content))
         asked = re.match(r"bytes=(\d+)-", self.headers.get("Range", ""))

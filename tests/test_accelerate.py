@@ -145,6 +145,26 @@ def test_the_same_seed_gives_the_same_text(fast: AcceleratedLlama) -> None:
     assert one["choices"] != other["choices"]
 
 
+def test_the_llamas_own_seed_makes_a_program_reproducible(
+    llama: Llama, fast: AcceleratedLlama
+) -> None:
+    def program(seed: int) -> list[Any]:
+        llama.set_seed(seed)  # as Llama(seed=...) does
+        calls = [fast.create_completion("The sky", temperature=1.0, max_tokens=8) for _ in "12"]
+        return [call["choices"] for call in calls]
+
+    first = program(7)
+    assert first == program(7)
+    assert first != program(8)
+    assert first[0] != first[1]
+    seeds = []
+    for call in (llama.create_completion, fast.create_completion):  # one follows the other's way
+        llama.set_seed(7)
+        call("The sky", max_tokens=1)
+        seeds.append(llama._seed)
+    assert seeds[0] == seeds[1] != 7
+
+
 @pytest.mark.parametrize(
     ("name", "value"),
     [

@@ -178,6 +178,39 @@ def test_a_session_file_that_cannot_be_read_is_one_line_and_the_chat_goes_on(
     assert "taken back: Hi" in chat.say("/undo")
 
 
+def test_no_session_and_no_file_is_written_over_unasked(open_chat: Open, tmp_path: Path) -> None:
+    chat = open_chat(columns=200)
+    chat.say("Hi")
+    chat.say("/save trip --no-kv")
+    assert "saved as trip" in chat.say("/save trip --no-kv")  # its own
+    old = (tmp_path / SESSION).read_bytes()
+    chat.say("/new")
+    chat.say("Another conversation")
+    shown = chat.say("/save trip --no-kv")
+    assert "error: there is a session 'trip' already" in shown
+    assert "/save --replace trip" in shown
+    assert (tmp_path / SESSION).read_bytes() == old
+    assert "saved as trip" in chat.say("/save --replace trip --no-kv")
+    assert b"Another conversation" in (tmp_path / SESSION).read_bytes()
+    (tmp_path / "notes").write_text("mine")
+    assert "is there already; give another name" in chat.say(f"/trace {tmp_path / 'notes'}")
+    assert (tmp_path / "notes").read_text() == "mine"
+
+
+def test_an_equals_sign_in_a_value_is_the_values_own(open_chat: Open) -> None:
+    chat = open_chat()
+    for typed, shown in {
+        "stop a=b": "stop = 'a=b'",
+        "stop=c=d": "stop = 'c=d'",
+        "stop = e": "stop = 'e'",  # as /set shows it
+        "stop =f": "stop = '=f'",
+        "top_k=5": "top_k = 5",
+        "top_k = 6": "top_k = 6",
+        "top_k  7": "top_k = 7",
+    }.items():
+        assert shown in chat.say(f"/set {typed}").splitlines()
+
+
 def test_an_export_makes_no_folders(open_chat: Open, tmp_path: Path) -> None:
     chat = open_chat()
     chat.say("Hi")

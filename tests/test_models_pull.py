@@ -75,6 +75,19 @@ def test_wrong_bytes_are_removed_and_said(hub: Hub, tmp_path: Path) -> None:
     assert pull(REPO, ("tiny-Q4_K_M.gguf",), endpoint=hub.endpoint).read_bytes() == CONTENT
 
 
+def test_the_token_goes_to_the_hub_and_not_to_where_it_keeps_files(
+    hub: Hub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_TOKEN", "hf_secret")
+    pull(REPO, ("tiny-Q8_0.gguf",), endpoint=hub.endpoint)
+    assert hub.authorizations == ["Bearer hf_secret"]  # a private file needs it
+    with serve(hub.repos) as storage:
+        hub.storage = storage.endpoint
+        path = pull(REPO, ("tiny-Q4_K_M.gguf",), endpoint=hub.endpoint)
+        assert path.read_bytes() == CONTENT
+        assert storage.authorizations == [None]
+
+
 def test_several_files_are_named_and_none_is_guessed(hub: Hub) -> None:
     with pytest.raises(ModelError, match=r"--file NAME: tiny-Q4_K_M\.gguf \(10 MB\)"):
         pull(REPO, ("*.gguf",), endpoint=hub.endpoint)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import threading
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -14,6 +16,7 @@ import pytest
 from fake_decoder import Machine, engine_on
 from server_harness import (
     TINY,
+    WAIT_S,
     Running,
     ScriptedDecoder,
     answering,
@@ -494,6 +497,23 @@ def test_an_idle_model_is_unloaded_and_comes_back(tiny_llama: Path) -> None:
     assert again["choices"][0]["message"] == first["choices"][0]["message"]
 
 
+def test_a_model_whose_requester_left_while_it_loaded_is_unloaded_too(tiny_llama: Path) -> None:
+    may_load, poll = threading.Event(), threading.Event()
+
+    def make(path: Path, options: EngineOptions, progress: Progress) -> Engine:
+        assert may_load.wait(WAIT_S)
+        return scripted(answering("fine"))(path, options, progress)
+
+    with running(tiny_settings(tiny_llama, keep_alive_s=0.05), make) as server:
+        with server.client() as client, pytest.raises(httpx.ReadTimeout):
+            client.post("/v1/chat/completions", json=question(), timeout=0.2)
+        while server.hub.n_requests:
+            poll.wait(0.02)
+        may_load.set()
+        while server.get("/health").json()["status"] != "unloaded":
+            poll.wait(0.02)
+
+
 def test_another_model_is_loaded_when_a_request_names_it(tmp_path: Path, tiny_llama: Path) -> None:
     write_llama(tmp_path / "second.gguf", TargetSpec(seed=9))
     (tmp_path / "dspark-second.gguf").write_bytes(b"a drafter, not a target")
@@ -584,3 +604,24 @@ def test_a_slow_grammar_is_ended(tiny_llama: Path) -> None:
         assert response.status_code == 500
         assert "grammar took" in error_of(response)["message"]
         assert server.chat().status_code == 200
+
+
+def test_a_grammar_is_not_blamed_for_all_its_rounds_when_a_step_is_slow(
+    tiny_llama: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cpu_s, rounds = [0.0], itertools.count(1)
+
+    def round_ends() -> None:
+        decoder.decode_s -= 0.3  # of the round, 0.3 s seem to be spent outside llama.cpp
+        if next(rounds) == 5:
+            cpu_s[0] += 2.0  # one slow step, e.g. somebody's prompt
+
+    decoder = ScriptedDecoder(
+        answering("x" * 60), n_vocab=1000, eog_tokens=[token_id("<|eos|>")], after=round_ends
+    )
+    monkeypatch.setattr(time, "thread_time", lambda: cpu_s[0])
+    settings = tiny_settings(tiny_llama, limits=Limits(grammar_s=1.0))
+    with running(settings, lambda *_: engine_on(decoder)) as server:
+        response = server.chat(response_format={"type": "json_object"})
+    assert response.status_code == 200, error_of(response)["message"]
+    assert next(rounds) > 6

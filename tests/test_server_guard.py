@@ -10,8 +10,15 @@ from pathlib import Path
 import httpx
 import pytest
 from server_harness import Running, running, tiny_settings
+from starlette.types import Receive, Scope, Send
 
+from dspark_edge.server.guard import HostGuard
 from dspark_edge.server.settings import EngineOptions, Limits, Settings
+
+
+async def no_app(scope: Scope, receive: Receive, send: Send) -> None:
+    """Is never reached."""
+
 
 KEY = "a key of enough characters"
 BODY = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 2}
@@ -21,8 +28,8 @@ BODY = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 2}
 def server(tiny_llama: Path) -> Iterator[Running]:
     settings = tiny_settings(
         tiny_llama,
-        cors_origins=("http://app.example:3000",),
-        allow_hosts=("box.lan",),
+        cors_origins=("http://app.example:3000", "https://Tools.Example"),
+        allow_hosts=("box.lan", "Desk.lan", "FD00::1"),
         limits=Limits(body_bytes=100_000),
     )
     with running(settings) as server:
@@ -36,6 +43,9 @@ def server(tiny_llama: Path) -> Iterator[Running]:
         ("localhost:1234", 200),
         ("[::1]:80", 200),
         ("box.lan", 200),
+        ("BOX.lan:8080", 200),
+        ("desk.lan:8080", 200),
+        ("[fd00::1]:8080", 200),
         ("evil.example", 403),
         ("127.0.0.1.evil.example", 403),
         ("localhost@evil.example", 403),
@@ -52,6 +62,7 @@ def test_only_the_servers_own_names_are_answered(server: Running, host: str, sta
     ("origin", "status"),
     [
         ("http://app.example:3000", 200),
+        ("https://tools.example", 200),
         ("http://app.example:3001", 403),
         ("http://localhost:5173", 403),
         ("https://evil.example", 403),
@@ -92,6 +103,19 @@ def test_a_server_that_others_can_reach_needs_a_key(host: str) -> None:
     assert not Settings(host=host, api_key=KEY).is_loopback
     with pytest.raises(ValueError, match="at least 16"):
         Settings(host=host, api_key="short")
+
+
+def test_the_servers_own_name_may_be_written_with_capitals() -> None:
+    guard = HostGuard(no_app, Settings(host="Box.Lan", api_key=KEY), lambda status: None)
+    assert guard._is_own("box.lan:8080")
+
+
+@pytest.mark.parametrize(
+    "host", ["box.lan:8080", "[fd00::1]", "[fd00::1]:80", "http://box.lan", "box.lan/", ""]
+)
+def test_an_allowed_host_that_could_never_match_is_refused(host: str) -> None:
+    with pytest.raises(ValueError, match="write the name or address alone"):
+        Settings(allow_hosts=(host,))
 
 
 def test_a_body_that_is_too_large_is_not_read(server: Running) -> None:

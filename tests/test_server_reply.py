@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dspark_edge.server.errors import ApiError
 from dspark_edge.server.json_schema import grammar_of
 from dspark_edge.server.prompts import PromptTemplate, ToolStyle
 from dspark_edge.server.reply import ReplySplitter
@@ -93,6 +95,20 @@ def test_arguments_written_as_text_are_understood() -> None:
     assert calls[0].arguments == '{"a": 1}'
 
 
+def test_half_a_surrogate_pair_in_arguments_loses_no_reply() -> None:
+    text = '{"name": "add", "parameters": {"a": "\\ud83d", "b": "\u00e9"}}'
+    _, said, calls = split([text], "llama")
+    assert said == ""
+    assert calls[0][1].encode()  # can be sent
+    assert json.loads(calls[0][1]) == {"a": "\ud83d", "b": "\u00e9"}
+
+
+@pytest.mark.parametrize("number", ["NaN", "Infinity", "-Infinity", "1e999"])
+def test_arguments_that_json_does_not_know_stay_text(number: str) -> None:
+    text = f'{{"name": "add", "parameters": {{"a": {number}}}}}'
+    assert split([text], "llama") == ("", text, [])
+
+
 @given(
     st.sampled_from(["hermes", "llama", "none"]),
     st.lists(
@@ -164,6 +180,26 @@ def test_a_template_gets_arguments_as_objects_and_developers_as_system() -> None
     silent = template.render(messages, reasoning_effort="none").text
     assert silent.endswith("<think></think>")
     assert template.render(messages, variables={"custom": "!"}).text.endswith("!")
+
+
+def called(*arguments: str) -> Message:
+    calls = [
+        {"id": str(i), "type": "function", "function": {"name": "f", "arguments": each}}
+        for i, each in enumerate(arguments)
+    ]
+    return Message.model_validate({"role": "assistant", "tool_calls": calls})
+
+
+def test_a_call_without_arguments_may_come_back_with_an_empty_text() -> None:
+    template = PromptTemplate(QWEN_LIKE, begin="", end="")
+    assert template.render([called("", '{"a": 5}', " ")]).text == "[assistant]5"
+
+
+def test_arguments_that_are_no_json_are_refused_by_their_place() -> None:
+    template = PromptTemplate(QWEN_LIKE, begin="", end="")
+    with pytest.raises(ApiError, match="'a=5', which is no JSON") as refusal:
+        template.render([called("{}"), called("{}", "a=5")])
+    assert refusal.value.message.startswith("messages[1].tool_calls[1].function.arguments is ")
 
 
 def test_the_form_of_calls_is_read_off_the_template() -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import glob
 import os
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -101,6 +102,9 @@ def _undo(talk: Talk, argument: str) -> None:
     if turn is None:
         raise _no_message("take back")
     talk.screen.state(f"taken back: {_short(turn.user)}")
+    if turn.n_dropped:
+        turns = "turn" if turn.n_dropped == 1 else "turns"
+        talk.screen.state(f"sent again: {turn.n_dropped} older {turns}, dropped for its sake")
 
 
 def _retry(talk: Talk, argument: str) -> None:
@@ -124,12 +128,16 @@ def _edit(talk: Talk, argument: str) -> None:
 
 def _save(talk: Talk, argument: str) -> None:
     words = argument.split()
-    with_cache = "--no-kv" not in words
-    name = " ".join(word for word in words if word != "--no-kv") or talk.session
+    with_cache, may_replace = "--no-kv" not in words, "--replace" in words
+    name = " ".join(w for w in words if w not in ("--no-kv", "--replace")) or talk.session
     if not name:
         raise ValueError("the session has no name yet; /save NAME")
     if not talk.conversation.turns:
         raise _no_message("save")
+    if name != talk.session and not may_replace and kept.exists(name):
+        raise ValueError(
+            f"there is a session {name!r} already; give another name, or /save --replace {name}"
+        )
     for line in talk.save(name, with_cache=with_cache):
         talk.screen.state(line)
     talk.screen.state(f"saved as {name}")
@@ -157,8 +165,7 @@ def _export(talk: Talk, argument: str) -> None:
     path = Path(argument).expanduser()
     if not talk.conversation.turns:
         raise _no_message("export")
-    if path.exists():
-        raise ValueError(f"{path} is there already; give another name, or remove it first")
+    _refuse_existing(path)
     if not path.parent.is_dir():
         raise ValueError(f"{path.parent} is no folder; make it first, or give another name")
     export(talk.conversation, path)
@@ -166,15 +173,15 @@ def _export(talk: Talk, argument: str) -> None:
 
 
 def _set(talk: Talk, argument: str) -> None:
-    name, _, text = argument.replace("=", " ", 1).partition(" ")
-    if name in ("thoughts", *settings.SETTINGS) and not text.strip():
+    name, text = _name_and_value(argument)
+    if name in ("thoughts", *settings.SETTINGS) and not text:
         pass  # only shown
     elif name == "thoughts":
-        if text.strip() not in ("show", "hide"):
-            raise ValueError(f"thoughts is {text.strip()!r}; it must be show or hide")
-        talk.shows_thoughts = text.strip() == "show"
+        if text not in ("show", "hide"):
+            raise ValueError(f"thoughts is {text!r}; it must be show or hide")
+        talk.shows_thoughts = text == "show"
     elif name:
-        params = settings.changed(talk.params, name, text.strip())
+        params = settings.changed(talk.params, name, text)
         talk.engine.check(params)
         talk.params = params
     for line in settings.shown(talk.params):
@@ -182,6 +189,13 @@ def _set(talk: Talk, argument: str) -> None:
             talk.screen.say(line)
     if name in ("", "thoughts"):
         talk.screen.say(f"thoughts = {'show' if talk.shows_thoughts else 'hide'}")
+
+
+def _name_and_value(argument: str) -> tuple[str, str]:
+    """NAME VALUE, NAME=VALUE, or NAME = VALUE as /set shows it; a value may hold "=" itself."""
+    name = re.split(r"[\s=]", argument, maxsplit=1)[0]
+    rest = argument[len(name) :]
+    return name, re.sub(r"^(=|\s+=\s)", "", rest).strip()
 
 
 def _stats(talk: Talk, argument: str) -> None:
@@ -192,6 +206,8 @@ def _stats(talk: Talk, argument: str) -> None:
 def _trace(talk: Talk, argument: str) -> None:
     if not argument:
         raise ValueError("where to? /trace FILE, or /trace off")
+    if argument != "off":
+        _refuse_existing(Path(argument).expanduser())
     talk.trace_to("" if argument == "off" else argument)
     if argument == "off":
         talk.screen.state("no trace is written")
@@ -203,7 +219,7 @@ def _spec(talk: Talk, argument: str) -> None:
     if argument:
         if argument not in MODES:
             raise ValueError(f"/spec is {argument!r}; it must be on, off or auto")
-        talk.engine.set_speculation(MODES[argument])
+        talk.set_speculation(MODES[argument])
     talk.screen.state(f"speculation: {talk.engine.speculation_state}")
 
 
@@ -221,6 +237,11 @@ def _show(talk: Talk, argument: str) -> None:
 
 def _quit(talk: Talk, argument: str) -> None:
     raise Leave
+
+
+def _refuse_existing(path: Path) -> None:
+    if path.exists():
+        raise ValueError(f"{path} is there already; give another name, or remove it first")
 
 
 def _no_message(purpose: str) -> ValueError:
@@ -263,7 +284,12 @@ COMMANDS = (
     Command("/undo", "take the last turn back", _undo),
     Command("/retry", "reply again, with a new seed", _retry),
     Command("/edit [TEXT]", "change the last message and send it again", _edit),
-    Command("/save [NAME] [--no-kv]", "save the session; --no-kv: text only", _save, _names),
+    Command(
+        "/save [NAME] [--no-kv]",
+        "save it; --no-kv: text only; --replace: over another",
+        _save,
+        _names,
+    ),
     Command("/load NAME", "go on with a saved session", _load, _names),
     Command("/sessions", "list the saved sessions", _sessions),
     Command("/export FILE", "write the conversation as Markdown or .json", _export, _paths),

@@ -18,13 +18,14 @@ class Turn:
     """One message of the user with what followed it.
 
     thought: what the model thought first; it is never sent back. pieces: the reply's tokens, where
-    it was made in this process.
+    it was made in this process. n_dropped: older turns that are not sent any more for its sake.
     """
 
     user: str
     replies: list[Message] = field(default_factory=list)
     thought: str = ""
     pieces: list[Piece] = field(default_factory=list)
+    n_dropped: int = 0
 
     @property
     def reply(self) -> str:
@@ -60,11 +61,14 @@ class Conversation:
         return system + [message for turn in turns for message in turn.messages]
 
     def undo(self) -> Turn | None:
-        """Takes the last turn back and returns it; None when there is none."""
+        """Takes the last turn back and returns it; None when there is none.
+
+        What was dropped for its sake is sent again.
+        """
         if not self.turns:
             return None
         turn = self.turns.pop()
-        self.n_dropped = min(self.n_dropped, max(len(self.turns) - 1, 0))
+        self.n_dropped = min(self.n_dropped - turn.n_dropped, max(len(self.turns) - 1, 0))
         return turn
 
     def make_room(self, fits: Callable[[list[Message]], bool]) -> int:
@@ -75,6 +79,7 @@ class Conversation:
         n_before = self.n_dropped
         while self.n_dropped < len(self.turns) - 1 and not fits(self.sent):
             self.n_dropped += 1
+            self.turns[-1].n_dropped += 1
         return self.n_dropped - n_before
 
 

@@ -47,6 +47,11 @@ def save(
     return list(SessionStore().save(name, session, engine=engine))
 
 
+def exists(name: str) -> bool:
+    """Whether there is such a session. Raises ValueError (the name)."""
+    return SessionStore().exists(name)
+
+
 def load(name: str, engine: Engine) -> Kept:
     """A saved session. Raises ValueError (the name) and SessionError."""
     restored = SessionStore().load(name, engine=engine)

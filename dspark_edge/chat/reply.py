@@ -12,6 +12,7 @@ from typing import Protocol
 
 from ..engine import Engine
 from ..sequence import FinishReason, SamplingParams, Stats
+from ..text import TextStream
 from ..thoughts import THINK, THINK_END, ThoughtSplitter
 from .conversation import Piece
 from .markdown import MarkdownStyler
@@ -110,6 +111,8 @@ def make_reply(
     with the number of tokens replied; gives a shorter prompt to go on behind, or None.
     """
     reply, splitter = Reply(), ThoughtSplitter(is_thinking)
+    # Of all requests: a full context may cut a character or a stop string in two.
+    stream = TextStream(params.stop)
 
     def add(text: str, *, is_last: bool = False) -> None:
         thought, content = splitter.push(text, is_last)
@@ -120,20 +123,21 @@ def make_reply(
     try:
         shorter: list[int] | None = prompt
         while shorter is not None:
-            for text in _request(engine, shorter, params, reply):
+            for text in _request(engine, shorter, params, reply, stream):
                 add(text)
             is_full = reply.finish_reason == "context_full"
             shorter = more_room(len(reply.token_ids)) if is_full else None
+        rest = stream.flush()
     except KeyboardInterrupt:
-        reply.finish_reason = None
-    add("", is_last=True)
+        reply.finish_reason, rest = None, ""
+    add(rest, is_last=True)
     return reply
 
 
 def _request(
-    engine: Engine, prompt: list[int], params: SamplingParams, reply: Reply
+    engine: Engine, prompt: list[int], params: SamplingParams, reply: Reply, text: TextStream
 ) -> Iterator[str]:
-    """Runs one request behind what was replied so far, and yields its texts."""
+    """Runs one request behind what was replied so far, and yields what `text` makes of it."""
     if reply.parts:
         limit = params.max_tokens
         left = None if limit is None else limit - len(reply.token_ids)
@@ -149,6 +153,10 @@ def _request(
             reply.pieces += zip(map(engine.token_bytes, chunk.token_ids), drafted, strict=True)
             reply.token_ids += chunk.token_ids
             reply.finish_reason = chunk.finish_reason
-            yield chunk.text
+            shown = [t for t in chunk.token_ids if params.ignore_eos or not engine.is_end(t)]
+            yield "".join([text.push(engine.token_bytes(token)) for token in shown])
+            if text.stopped:  # maybe by a stop string that the request before has begun
+                reply.finish_reason = "stop"
+                break
     finally:
         stream.close()  # aborts the request when it has not ended

@@ -17,6 +17,7 @@ from ..engine import Engine
 from ..errors import ContextFullError
 from ..models import target_path
 from ..sequence import SamplingParams, Stats
+from ..speculation import Mode
 from ..thoughts import THINK
 from . import figures, kept
 from .conversation import Conversation, Message, Turn
@@ -46,6 +47,7 @@ class Talk:
         self.session = ""  # name that it was last saved or loaded under
         default = "show" if screen.is_terminal else "hide"
         self.shows_thoughts: bool = (args.thoughts or default) == "show"
+        self.speculation: Mode = args.speculation  # as it was last asked for
         self.trace = ""  # the file that a trace goes to
         if args.trace:
             self.trace_to(args.trace)
@@ -57,6 +59,11 @@ class Talk:
         else:
             self.engine.stop_trace()
         self.trace = path
+
+    def set_speculation(self, mode: Mode) -> None:
+        """Switches it, for models taken later too. Raises ValueError as Engine does."""
+        self.engine.set_speculation(mode)
+        self.speculation = mode
 
     def banner(self) -> list[str]:
         """What is loaded, and how, in at most six lines."""
@@ -74,7 +81,6 @@ class Talk:
         seed: for this reply only. Raises DsparkError and ValueError; the conversation is as before
         then.
         """
-        n_dropped = self.conversation.n_dropped
         turn = Turn(text)
         self.conversation.turns.append(turn)
         said: list[str] = []  # before the reply
@@ -93,13 +99,14 @@ class Talk:
             )
         except BaseException:
             self.conversation.undo()
-            self.conversation.n_dropped = n_dropped
             raise
         turn.thought, turn.pieces = reply.thought, reply.pieces
         turn.replies = [{"role": "assistant", "content": reply.text}]
         if not reply.token_ids:
             self.conversation.undo()
-            notices.append("stopped before the first word: the message is taken back")
+            notices.append(
+                "stopped before the first word: the message is taken back, all is as before it"
+            )
         reply.notices += said
         self._tell(reply, notices)
         return reply
@@ -121,6 +128,7 @@ class Talk:
             raise
         if not reply.token_ids:
             self.conversation.turns.append(old)
+            self.conversation.n_dropped = n_dropped
             self.screen.state("the reply before is kept")
         return reply
 
@@ -204,8 +212,18 @@ class Talk:
             self.engine = _load_engine(self.args, model)
         except BaseException:  # Ctrl-C too
             self.engine = _load_engine(self.args, self.model)
+            self._go_on()
             raise
         self.model = model
+        self._go_on()
+
+    def _go_on(self) -> None:
+        """Takes over to a new engine what was switched meanwhile, or says that it has ended."""
+        if self.speculation != self.args.speculation:
+            try:
+                self.engine.set_speculation(self.speculation)
+            except ValueError as error:
+                self.screen.state(f"/spec does not hold for this model: {error}")
         if self.trace:
             self.screen.state("the trace has ended with the model; /trace FILE begins another")
             self.trace = ""

@@ -20,6 +20,7 @@ from .pairing import hub_cache
 
 CONNECT_S = 10  # until a server must have answered
 CHUNK_BYTES = 1 << 20
+DEFAULT_PORTS = {"http": 80, "https": 443}
 LISTED = 12  # file names that a message shows at most
 
 
@@ -94,7 +95,10 @@ def _fetch(wanted: RemoteFile, endpoint: str) -> Path:
                 remote.location,
                 file,
                 resume_size=file.tell(),
-                headers=build_hf_headers(),
+                # The signed address of another server needs none, and that server must not get it.
+                headers=build_hf_headers(
+                    token=None if _origin(remote.location) == _origin(endpoint) else False
+                ),
                 expected_size=remote.size,
                 displayed_filename=wanted.name,
             )
@@ -144,12 +148,17 @@ def check_bytes(path: Path, wanted: RemoteFile) -> None:
     )
 
 
+def _origin(url: str) -> tuple[str, str | None, int | None]:
+    parts = urlsplit(url)
+    return parts.scheme, parts.hostname, parts.port or DEFAULT_PORTS.get(parts.scheme)
+
+
 def _check_reachable(endpoint: str) -> None:
     """One connection, so that being off-line is said at once and not after retries."""
     url = urlsplit(endpoint)
     if os.environ.get("HTTPS_PROXY") or os.environ.get("https_proxy"):
         return  # the proxy is asked instead, by huggingface_hub
-    port = url.port or (443 if url.scheme == "https" else 80)
+    port = url.port or DEFAULT_PORTS.get(url.scheme, 80)
     try:
         socket.create_connection((url.hostname or "", port), timeout=CONNECT_S).close()
     except OSError as error:

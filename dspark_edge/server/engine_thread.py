@@ -152,7 +152,7 @@ class EngineThread:
                 if chunk.request_id in self._jobs
             ]
             if time.thread_time() - cpu_s > self._grammar_s:
-                pieces += self._end_slow_grammars(engine)
+                pieces += self._end_slow_grammars(engine, pieces)
             if pieces:
                 self._post(partial(self._deliver, pieces))
             now_s = time.monotonic()
@@ -200,17 +200,18 @@ class EngineThread:
             del self._jobs[job.id]
         return job, job.piece(chunk)
 
-    def _end_slow_grammars(self, engine: Engine) -> list[tuple[Job, Piece]]:
-        """Ends the jobs whose grammars hold everybody up: their last round took too long.
+    def _end_slow_grammars(
+        self, engine: Engine, told: Sequence[tuple[Job, Piece]]
+    ) -> list[tuple[Job, Piece]]:
+        """Ends the jobs whose grammars hold everybody up: the round just told took too long.
 
         own_s is wall time, which also grows while the whole process stands still; the caller has
         looked at the thread's own time.
         """
         ended: list[tuple[Job, Piece]] = []
-        for job in [job for job in self._jobs.values() if job.has_grammar and job.stats]:
-            own_s = job.stats.own_s if job.stats else 0.0
-            last_s, job.own_s = own_s - job.own_s, own_s
-            if last_s > self._grammar_s:
+        for job, piece in told:
+            last_s = job.last_own_s
+            if job.has_grammar and piece.finish_reason is None and last_s > self._grammar_s:
                 self._abort(job, engine)
                 error = f"the grammar took {last_s:.1f} s for one round; the limit is "
                 ended.append((job, job.broken(f"{error}{self._grammar_s} s: make it simpler")))

@@ -34,7 +34,7 @@ class HostGuard:
         self._app = app
         self._settings = settings
         self._observe = observe
-        self._names = LOOPBACK_NAMES | {settings.host} | set(settings.allow_hosts)
+        self._names = LOOPBACK_NAMES | {settings.host.lower()} | set(settings.allow_hosts)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """ASGI."""

@@ -263,6 +263,7 @@ class ModelHub:
             log_failure(f"model {entry.id} cannot be loaded", error)
         finally:
             self._loading = None
+        self._plan_unload()  # whoever asked for it may have left meanwhile
 
     async def _unload(self, why: str) -> None:
         served, self._served = self._served, None
@@ -282,7 +283,7 @@ class ModelHub:
 
     def _plan_unload(self) -> None:
         keep_alive_s = self._settings.keep_alive_s
-        if keep_alive_s < 0 or self.n_requests or self._served is None:
+        if keep_alive_s < 0 or self.n_requests or self._is_starting or self._served is None:
             return
         self._keep_awake()
         loop = asyncio.get_running_loop()

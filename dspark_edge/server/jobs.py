@@ -53,6 +53,7 @@ class Job:
     n_drafted: int = 0
     decode_s: float = 0.0
     own_s: float = 0.0
+    last_own_s: float = 0.0  # of the last round
 
     @property
     def has_grammar(self) -> bool:
@@ -65,6 +66,7 @@ class Job:
         n_verified, self.n_verified = stats.n_verified - self.n_verified, stats.n_verified
         n_drafted, self.n_drafted = stats.n_drafted - self.n_drafted, stats.n_drafted
         round_s, self.decode_s = stats.decode_s - self.decode_s, stats.decode_s
+        self.last_own_s, self.own_s = stats.own_s - self.own_s, stats.own_s
         return Piece(
             text=chunk.text,
             token_ids=chunk.token_ids,

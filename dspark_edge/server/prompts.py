@@ -73,7 +73,7 @@ class PromptTemplate:
         if tools and self.tool_style == "none":
             raise refused("tools", "this model's chat template has no place for tools")
         plain_tools = [tool.model_dump(exclude_none=True) for tool in tools] or None
-        plain: list[Any] = [_plain(message) for message in messages]
+        plain: list[Any] = [_plain(message, i) for i, message in enumerate(messages)]
         # The formatter's own types are closed unions of TypedDicts.
         given: dict[str, Any] = {"messages": plain, "tools": plain_tools, **extra}
         try:
@@ -115,8 +115,11 @@ def _tool_style(template: str) -> ToolStyle:
     return "none"
 
 
-def _plain(message: Message) -> dict[str, Any]:
-    """A message as templates know it: one text, and arguments of calls as objects."""
+def _plain(message: Message, index: int) -> dict[str, Any]:
+    """A message as templates know it: one text, and arguments of calls as objects.
+
+    index: of the message, for errors. Raises ApiError.
+    """
     plain: dict[str, Any] = message.model_dump(exclude_none=True)
     if plain["role"] == "developer":
         plain["role"] = "system"
@@ -124,12 +127,17 @@ def _plain(message: Message) -> dict[str, Any]:
     if isinstance(content, list):
         content = "".join(part["text"] for part in content)
     plain["content"] = content
-    for call in plain.get("tool_calls", ()):
+    for i, call in enumerate(plain.get("tool_calls", ())):
+        given = call["function"]["arguments"]
         try:
-            call["function"]["arguments"] = json.loads(call["function"]["arguments"])
+            # Clients send "" for a call without arguments.
+            call["function"]["arguments"] = json.loads(given) if given.strip() else {}
         except (ValueError, RecursionError) as error:
+            place = f"messages[{index}].tool_calls[{i}].function.arguments"
             raise ApiError(
-                400, "messages: the arguments of a tool call are not JSON", param="messages"
+                400,
+                f"{place} is {given!r:.60}, which is no JSON; send an object as JSON text: {{}}",
+                param="messages",
             ) from error
     return plain
 

@@ -81,6 +81,9 @@ class Settings:
     log_content: bool = False
 
     def __post_init__(self) -> None:
+        for name in ("allow_hosts", "cors_origins"):  # as browsers write them
+            lowered = tuple(each.lower() for each in getattr(self, name))
+            object.__setattr__(self, name, lowered)
         if not 0 <= self.port <= 65535:
             raise ValueError(f"port is {self.port}; it must be 0 (any) to 65535")
         if self.max_queue < 0:
@@ -96,6 +99,12 @@ class Settings:
                 f"host is {self.host}, which others can reach; "
                 "give an API key with --api-key-file, or stay on 127.0.0.1"
             )
+        for host in self.allow_hosts:
+            if not _is_host(host):
+                raise ValueError(
+                    f"allowed host is {host!r}; write the name or address alone, without scheme, "
+                    "port and brackets, e.g. box.lan: it holds for every port"
+                )
         for origin in self.cors_origins:
             if "://" not in origin or origin.endswith("/"):
                 raise ValueError(
@@ -121,3 +130,11 @@ class Settings:
             return ipaddress.ip_address(self.host).is_loopback
         except ValueError:
             return False
+
+
+def _is_host(text: str) -> bool:
+    """Whether a Host header can have it as its name, port left out."""
+    try:
+        return ipaddress.ip_address(text).version in (4, 6)
+    except ValueError:
+        return bool(text) and not set(text) & set(":/@[] ")

@@ -122,8 +122,9 @@ def _call_of(value: object, names: frozenset[str]) -> Call | None:
             return None
     if not isinstance(arguments, dict):
         return None
-    return Call(
-        str(value["name"]),
-        json.dumps(arguments, ensure_ascii=False),
-        f"call_{secrets.token_hex(12)}",
-    )
+    try:
+        # Escaped, because half of a surrogate pair cannot be sent otherwise.
+        written = json.dumps(arguments, allow_nan=False)
+    except (ValueError, RecursionError):  # NaN and Infinity are no JSON
+        return None
+    return Call(str(value["name"]), written, f"call_{secrets.token_hex(12)}")
