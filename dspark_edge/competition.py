@@ -14,12 +14,14 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import Protocol
 
+from .cost import OUTLIER_RATIO
 from .parking import Parking
 from .scheduler import RoundPlan, choose_lengths
 
 MIN_GAIN = 1.05  # that verifying drafts must promise, over verifying none
 PROBE_COST = 0.005  # share of plain decoding that probes may cost while parked
 PROBE_EVERY = 32  # rounds; at least
+PROBE_EVERY_MAX = 512  # rounds, unless a draft alone is so dear: an injection must not wedge it
 PROBE_SMOOTHING = 0.5
 TYPICAL_ROWS = 256  # last blocks that say what drafting promises with another number of sequences
 WORTH_SMOOTHING = 1 / 8
@@ -210,9 +212,12 @@ class Competition:
 
     def observe_probe(self, probe_s: float) -> None:
         """Take the seconds of a probe's draft, with the injection of what piled up before it."""
+        most_s = PROBE_EVERY_MAX * self._paid_s(self._n_seq)
         if self._probe_s == 0.0:
-            self._probe_s = probe_s
-        self._probe_s += PROBE_SMOOTHING * (probe_s - self._probe_s)
+            self._probe_s = min(probe_s, most_s)
+        # One slow moment must not count whole: it would be long before probes correct it.
+        most_s = min(most_s, OUTLIER_RATIO * self._probe_s)
+        self._probe_s += PROBE_SMOOTHING * (min(probe_s, most_s) - self._probe_s)
 
     def finish(self, key: Hashable) -> None:
         """The sequence has ended."""
@@ -266,6 +271,10 @@ class Competition:
         """Rounds between probes, so that a parked drafter costs at most PROBE_COST."""
         if not self._has_drafter:
             return PROBE_EVERY
-        plain_s = self._costs.verify_s(n_seq, 0)
-        probe_s = max(self._probe_s, self._costs.draft_s(1))
-        return max(PROBE_EVERY, math.ceil(probe_s / (PROBE_COST * plain_s)))
+        paid_s = self._paid_s(n_seq)
+        probe_s = max(min(self._probe_s, PROBE_EVERY_MAX * paid_s), self._costs.draft_s(1))
+        return max(PROBE_EVERY, math.ceil(probe_s / paid_s))
+
+    def _paid_s(self, n_seq: int) -> float:
+        """Seconds of probing that one round without a draft pays for."""
+        return PROBE_COST * self._costs.verify_s(n_seq, 0)

@@ -93,8 +93,10 @@ class Parking:
         if self.state == "drafting":
             self._is_probe = False
             return True
-        self._n_rounds_parked += 1
-        self._is_probe = self._n_rounds_parked % self.probe_every == 0
+        self._n_rounds_parked += 1  # since the last probe
+        self._is_probe = self._n_rounds_parked >= self.probe_every
+        if self._is_probe:
+            self._n_rounds_parked = 0
         return self._is_probe
 
     def observe(self, gain: float, n_drafts: int = 1) -> None:
