@@ -219,6 +219,10 @@ class Competition:
         most_s = min(most_s, OUTLIER_RATIO * self._probe_s)
         self._probe_s += PROBE_SMOOTHING * (min(probe_s, most_s) - self._probe_s)
 
+    def lose_drafter(self) -> None:
+        """There is no drafter any more: nothing is drafted from the next round on."""
+        self._has_drafter = False
+
     def finish(self, key: Hashable) -> None:
         """The sequence has ended."""
         self._worth.pop(key, None)

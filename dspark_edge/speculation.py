@@ -53,6 +53,7 @@ class Speculation:
         "_drafter",
         "_later",
         "_loaded_mode",
+        "_lost_reason",
         "_n_lookup",
         "_n_max",
         "_n_rounds",
@@ -94,6 +95,7 @@ class Speculation:
         self.held = ""  # why nothing is drafted for now
         self.released = ""  # why the drafter is out of memory for now
         self._off_reason = off_reason
+        self._lost_reason = ""  # why lookup is left of a drafter and lookup
         self._drafter = drafter
         self._cost = cost
         self._n_max = n_max
@@ -113,10 +115,12 @@ class Speculation:
         if self.mode == "off":
             return "off: switched off"
         lookup = ", lookup goes on" if self._n_lookup else ""
-        if self.released:
+        if self.released and not self._lost_reason:
             return f"drafter released: {self.released}{'' if self.held else lookup}"
         if self.held:
             return f"parked: {self.held}"
+        if self._lost_reason:
+            return self._lost_reason + lookup
         if self.mode == "always":
             return f"always on ({self.proposer})"
         if self.proposer == "lookup":
@@ -160,6 +164,16 @@ class Speculation:
     def turn_off(self, reason: str) -> None:
         """Plain decoding from now on."""
         self.proposer, self._off_reason = None, reason
+
+    def _lose_drafter(self, reason: str) -> None:
+        """Lookup alone from now on where that runs beside the drafter, else plain decoding."""
+        self._competition.lose_drafter()
+        if self._n_lookup:
+            self.proposer, self._lost_reason = "lookup", reason
+        else:
+            self.turn_off(reason)
+        what_is_left = "with lookup alone" if self._n_lookup else "off"
+        warnings.warn(f"speculation {what_is_left}: {reason}", RuntimeWarning, stacklevel=3)
 
     def switch(self, mode: Mode) -> None:
         """Takes another mode from the next round on; what was learnt stays.
@@ -283,8 +297,7 @@ class Speculation:
                 [request.tokens[-1] for request in requests],
             )
         except DecodeError as error:
-            self.turn_off(f"the drafter failed: {error}")
-            warnings.warn(f"speculation off: {error}", RuntimeWarning, stacklevel=2)
+            self._lose_drafter(f"the drafter failed: {error}")
             return []
         draft_s = time.perf_counter() - start
         if self._competition.is_probe:  # it also injects what piled up while parked
@@ -332,6 +345,4 @@ class Speculation:
             return
         self._n_silent += 1
         if self._n_silent == SILENT_ROUNDS:
-            message = f"the drafter proposed nothing in {SILENT_ROUNDS} rounds"
-            warnings.warn(f"speculation is of no use: {message}", RuntimeWarning, stacklevel=2)
-            self.turn_off(message)
+            self._lose_drafter(f"the drafter proposed nothing in {SILENT_ROUNDS} rounds")

@@ -54,6 +54,7 @@ def speculation_on(
     *,
     cost: CostTable = FLAT,
     verify_len: int | None = None,
+    n_lookup: int = 0,
 ) -> Speculation:
     return Speculation(
         mode=mode,
@@ -63,6 +64,7 @@ def speculation_on(
         cost=cost,
         n_max=decoder.n_draft,
         verify_len=verify_len,
+        n_lookup=n_lookup,
     )
 
 
@@ -75,6 +77,12 @@ def decoder_of(requests: Sequence[Request], decoder: FakeDecoder) -> FakeDecoder
 
 def lengths(plan: Sequence[Sequence[int]]) -> list[int]:
     return [len(draft) for draft in plan]
+
+
+def rounds(speculation: Speculation, request: Request, n_rounds: int) -> None:
+    """Rounds that are planned and in which nothing happens."""
+    for _ in range(n_rounds):
+        speculation.plan([request], 512, 512)
 
 
 class Simulation:
@@ -259,7 +267,7 @@ def test_a_failing_drafter_is_turned_off_with_a_warning_and_not_asked_again() ->
     requests = [request_of(seq_id=seq_id) for seq_id in range(2)]
     decoder = decoder_of(requests, FakeDecoder(draft_fails=True))
     speculation = speculation_on(decoder)
-    with pytest.warns(RuntimeWarning, match="speculation off: the drafter's cache is broken"):
+    with pytest.warns(RuntimeWarning, match="speculation off: the drafter failed: the drafter's"):
         assert speculation.plan(requests, 512, 512) == [[], []]
     assert speculation.plan(requests, 512, 512) == [[], []]
     assert decoder.n_passes("draft") == 1
@@ -272,9 +280,33 @@ def test_a_silent_drafter_is_turned_off_after_50_rounds_with_a_warning() -> None
     speculation = speculation_on(decoder)
     for _ in range(49):
         assert speculation.plan([request], 512, 512) == [[]]
-    with pytest.warns(RuntimeWarning, match="no use: the drafter proposed nothing in 50 rounds"):
+    with pytest.warns(RuntimeWarning, match="speculation off: the drafter proposed nothing in 50"):
         speculation.plan([request], 512, 512)
     assert speculation.reason == "off: the drafter proposed nothing in 50 rounds"
+
+
+@pytest.mark.parametrize(
+    ("decoder", "n_drafts", "why"),
+    [
+        (FakeDecoder(draft_fails=True), 1, "the drafter failed: the drafter's cache is broken"),
+        (FakeDecoder(drafter=silent), 50, "the drafter proposed nothing in 50 rounds"),
+    ],
+)
+def test_lookup_goes_on_without_a_drafter_that_is_lost(
+    decoder: FakeDecoder, n_drafts: int, why: str
+) -> None:
+    request = request_of([1, 2, 3, 4, 5])
+    cost = FixedCost(verify_ms=(10, 10))
+    speculation = speculation_on(decoder_of([request], decoder), "auto", cost=cost, n_lookup=3)
+    with pytest.warns(RuntimeWarning, match=f"speculation with lookup alone: {why}"):
+        rounds(speculation, request, 2000)  # probes of a silent one among them
+    request.tokens += [1, 2]
+    assert speculation.plan([request], 512, 512) == [[3, 4, 5]]
+    speculation.switch("always")
+    assert speculation.plan([request], 512, 512) == [[3, 4, 5]]
+    assert decoder.n_passes("draft") == n_drafts
+    speculation.released = "memory is short"  # what is lost tells more
+    assert (speculation.proposer, speculation.reason) == ("lookup", f"{why}, lookup goes on")
 
 
 # ---------------------------------------------------------------- learning
