@@ -7,7 +7,6 @@ the replay simulator both decide by this. Refuses to know: tokens, models and cl
 from __future__ import annotations
 
 import math
-import statistics
 from collections import deque
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
@@ -199,15 +198,17 @@ class Competition:
             if row and (not rows[r] or worth >= rival):
                 takes_draft[r], rows[r] = True, row
         plan = self._weigh(rows, now, draft_s=self._costs.draft_s(len(drafts)))
-        self._observe(drafts, plan.tps / (self.bar * without.tps), len(now.keys))
+        gain = plan.tps / (self.bar * without.tps)
+        self._observe(drafts, gain, plan.expected_s, len(now.keys))
         return Choice(plan, takes_draft, [plain, without, plan])
 
-    def _observe(self, drafts: Mapping[int, Row], gain: float, n_seq: int) -> None:
+    def _observe(self, drafts: Mapping[int, Row], gain: float, seconds: float, n_seq: int) -> None:
         """Take the gain of a round; a probe of one of several sequences stands for all of them."""
         parking = self._parking(n_seq)
         if parking.is_probe and n_seq > 1:
-            gain = statistics.fmean(self._gain_of(row, n_seq) for row in drafts.values())
-        parking.observe(gain, len(drafts))
+            (row,) = drafts.values()
+            gain, seconds = self._gain_of(row, n_seq)
+        parking.observe(gain, seconds, len(drafts))
         parking.probe_every = self._probe_every(n_seq)
 
     def observe_probe(self, probe_s: float) -> None:
@@ -261,15 +262,17 @@ class Competition:
                 parking.start([self._gain_of(row, n_seq) for row in self._typical])
         return self._parkings[n_seq]
 
-    def _gain_of(self, row: Row, n_seq: int) -> float:
-        """Over plain decoding, if all of n_seq sequences had drafts like this one."""
+    def _gain_of(self, row: Row, n_seq: int) -> tuple[float, float]:
+        """Over plain decoding, if all of n_seq sequences had drafts like this one; and seconds."""
         costs = self._costs
         fixed_s = costs.draft_s(n_seq) + costs.other_s
         plain_s = costs.verify_s(n_seq, 0)
-        best = 1.0 / (fixed_s + plain_s)
+        best, seconds = 1.0 / (fixed_s + plain_s), fixed_s + plain_s
         for n, gained in enumerate(accumulate(row), start=1):
-            best = max(best, (1.0 + gained) / (fixed_s + costs.verify_s(n_seq * (1 + n), 0)))
-        return best * (plain_s + costs.other_s) / self.bar
+            wider_s = fixed_s + costs.verify_s(n_seq * (1 + n), 0)
+            if (1.0 + gained) / wider_s > best:
+                best, seconds = (1.0 + gained) / wider_s, wider_s
+        return best * (plain_s + costs.other_s) / self.bar, seconds
 
     def _probe_every(self, n_seq: int) -> int:
         """Rounds between probes, so that a parked drafter costs at most PROBE_COST."""

@@ -89,7 +89,7 @@ def test_a_calibration_that_promises_nothing_parks_before_the_first_draft() -> N
 def test_a_calibration_that_promises_drafts_from_the_first_round() -> None:
     competition = Competition(FLAT, typical=[SURE] * 64)
     assert wants(competition) == [0]
-    assert competition.reason.startswith("drafting: promises at least 2.00x")
+    assert competition.reason.startswith("drafting: promises 2.45x")
 
 
 def test_each_number_of_sequences_has_a_state_of_its_own() -> None:
@@ -144,8 +144,8 @@ def test_a_bar_parks_what_promises_less() -> None:
     assert barred.reason.startswith("parked")
 
 
-def test_a_start_needs_gains() -> None:
-    with pytest.raises(ValueError, match="no gains"):
+def test_a_start_needs_rounds() -> None:
+    with pytest.raises(ValueError, match="no rounds"):
         Parking().start([])
 
 
