@@ -85,8 +85,8 @@ class Speculation:
         """n_max: draft tokens per sequence at most. verify_len: fixed length in mode "always".
 
         proposer None, or mode "off", means plain decoding; off_reason says why. n_lookup: tokens
-        that lookup may propose beside the drafter in mode "auto". survival, typical: an offline
-        fit, and survival of blocks that it was made on.
+        that lookup may propose in mode "auto", beside the drafter too. survival, typical: an
+        offline fit, and survival of blocks that it was made on.
         """
         self.mode = mode
         self._loaded_mode = mode
@@ -100,8 +100,10 @@ class Speculation:
         self._cost = cost
         self._n_max = n_max
         self._verify_len = verify_len
-        self._n_lookup = n_max if proposer == "lookup" else n_lookup if mode == "auto" else 0
-        self._survival = survival or SurvivalModel(max(n_max, self._n_lookup, 1))
+        n_always = n_max if proposer == "lookup" else 0
+        self._n_lookup = max(n_always, n_lookup if mode == "auto" else 0)
+        n_slots = max(n_max, self._n_lookup, 1)
+        self._survival = (survival or SurvivalModel(n_slots)).lengthened(n_slots)
         self._competition = Competition(cost, has_drafter=proposer == "drafter", typical=typical)
         self._n_silent = 0
         self._n_rounds = 0

@@ -201,6 +201,15 @@ def test_lookup_proposes_what_followed_the_same_tokens() -> None:
     assert plan == [[3, 4, 5]]
 
 
+@pytest.mark.parametrize(("mode", "n_verified"), [("auto", 16), ("always", 8)])
+def test_only_auto_verifies_a_long_lookup(mode: Mode, n_verified: int) -> None:
+    request = request_of([*range(60), 99, *range(20)])
+    cost = FixedCost(verify_ms=(10, 10))
+    decoder = FakeDecoder(n_draft=8)
+    speculation = speculation_on(decoder, mode, "lookup", cost=cost, n_lookup=16)
+    assert lengths(speculation.plan([request], 512, 512)) == [n_verified]
+
+
 def test_lookup_follows_the_text_as_it_grows() -> None:
     request = request_of([1, 2, 3])
     speculation = speculation_on(FakeDecoder(n_draft=2), proposer="lookup")
