@@ -10,26 +10,33 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from ._core import DrafterFile
-from .errors import PairError
+from .errors import ModelError, PairError
 from .models import find_drafter
+from .models.gguf_header import read_header
+from .models.layers import layers_of
 from .speculation import Mode, Proposer
 
-LOOKUP_LEN = 8  # draft tokens of a lookup at most
+LOOKUP_LEN = 8  # draft tokens of a lookup at most, and ...
+LONG_LOOKUP_LEN = 16  # ... in mode "auto", which verifies that many only where it pays
 
 
 @dataclass(slots=True)
 class Choice:
-    """reason: why nothing speculates. n_max: draft tokens of the proposer at most."""
+    """reason: why nothing speculates. n_max: draft tokens of the proposer at most.
+
+    n_lookup: draft tokens of a lookup at most, in mode "auto".
+    """
 
     proposer: Proposer | None
     drafter: Path | None = None
     reason: str = ""
     n_max: int = 0
+    n_lookup: int = LOOKUP_LEN
     notices: list[str] = field(default_factory=list)
 
     def n_verified(self, mode: Mode) -> int:
         """Draft tokens per sequence at most: in mode "auto" lookup goes on beside a drafter."""
-        return max(self.n_max, LOOKUP_LEN) if self.proposer and mode == "auto" else self.n_max
+        return max(self.n_max, self.n_lookup) if self.proposer and mode == "auto" else self.n_max
 
 
 def choose(path: Path | None, drafter: str | Path | None, mode: Mode) -> Choice:
@@ -37,6 +44,25 @@ def choose(path: Path | None, drafter: str | Path | None, mode: Mode) -> Choice:
 
     Raises PairError for an explicit drafter that is none.
     """
+    choice = _choose(path, drafter, mode)
+    choice.n_lookup = lookup_len(path)
+    return choice
+
+
+def lookup_len(path: Path | None) -> int:
+    """Draft tokens of a lookup at most, in mode "auto"; path: the target's file, if it has one.
+
+    A recurrent target keeps a state for each of them: more than a few cost memory.
+    """
+    try:
+        layers = layers_of(read_header(path)) if path else []
+    except (ModelError, ArithmeticError, TypeError, ValueError):
+        return LOOKUP_LEN  # nonsense in the file: the loader says what
+    is_known = bool(layers) and not any(layer.state_values for layer in layers)
+    return LONG_LOOKUP_LEN if is_known else LOOKUP_LEN
+
+
+def _choose(path: Path | None, drafter: str | Path | None, mode: Mode) -> Choice:
     if mode == "off":
         return Choice(None, reason="the model was loaded without it")
     if drafter is None:
@@ -56,9 +82,9 @@ def choose(path: Path | None, drafter: str | Path | None, mode: Mode) -> Choice:
     return _with_drafter(Path(drafter).expanduser())
 
 
-def lookup(*notices: str) -> Choice:
+def lookup(*notices: str, n_lookup: int = LOOKUP_LEN) -> Choice:
     """Prompt lookup; notices: why no drafter."""
-    return Choice("lookup", n_max=LOOKUP_LEN, notices=list(notices))
+    return Choice("lookup", n_max=LOOKUP_LEN, n_lookup=n_lookup, notices=list(notices))
 
 
 def _with_drafter(drafter: Path) -> Choice:

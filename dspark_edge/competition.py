@@ -7,19 +7,20 @@ the replay simulator both decide by this. Refuses to know: tokens, models and cl
 from __future__ import annotations
 
 import math
-import statistics
 from collections import deque
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import Protocol
 
+from .cost import OUTLIER_RATIO
 from .parking import Parking
 from .scheduler import RoundPlan, choose_lengths
 
 MIN_GAIN = 1.05  # that verifying drafts must promise, over verifying none
 PROBE_COST = 0.005  # share of plain decoding that probes may cost while parked
 PROBE_EVERY = 32  # rounds; at least
+PROBE_EVERY_MAX = 512  # rounds, unless a draft alone is so dear: an injection must not wedge it
 PROBE_SMOOTHING = 0.5
 TYPICAL_ROWS = 256  # last blocks that say what drafting promises with another number of sequences
 WORTH_SMOOTHING = 1 / 8
@@ -197,22 +198,31 @@ class Competition:
             if row and (not rows[r] or worth >= rival):
                 takes_draft[r], rows[r] = True, row
         plan = self._weigh(rows, now, draft_s=self._costs.draft_s(len(drafts)))
-        self._observe(drafts, plan.tps / (self.bar * without.tps), len(now.keys))
+        gain = plan.tps / (self.bar * without.tps)
+        self._observe(drafts, gain, plan.expected_s, len(now.keys))
         return Choice(plan, takes_draft, [plain, without, plan])
 
-    def _observe(self, drafts: Mapping[int, Row], gain: float, n_seq: int) -> None:
+    def _observe(self, drafts: Mapping[int, Row], gain: float, seconds: float, n_seq: int) -> None:
         """Take the gain of a round; a probe of one of several sequences stands for all of them."""
         parking = self._parking(n_seq)
         if parking.is_probe and n_seq > 1:
-            gain = statistics.fmean(self._gain_of(row, n_seq) for row in drafts.values())
-        parking.observe(gain, len(drafts))
+            (row,) = drafts.values()
+            gain, seconds = self._gain_of(row, n_seq)
+        parking.observe(gain, seconds, len(drafts))
         parking.probe_every = self._probe_every(n_seq)
 
     def observe_probe(self, probe_s: float) -> None:
         """Take the seconds of a probe's draft, with the injection of what piled up before it."""
+        most_s = PROBE_EVERY_MAX * self._paid_s(self._n_seq)
         if self._probe_s == 0.0:
-            self._probe_s = probe_s
-        self._probe_s += PROBE_SMOOTHING * (probe_s - self._probe_s)
+            self._probe_s = min(probe_s, most_s)
+        # One slow moment must not count whole: it would be long before probes correct it.
+        most_s = min(most_s, OUTLIER_RATIO * self._probe_s)
+        self._probe_s += PROBE_SMOOTHING * (min(probe_s, most_s) - self._probe_s)
+
+    def lose_drafter(self) -> None:
+        """There is no drafter any more: nothing is drafted from the next round on."""
+        self._has_drafter = False
 
     def finish(self, key: Hashable) -> None:
         """The sequence has ended."""
@@ -252,20 +262,26 @@ class Competition:
                 parking.start([self._gain_of(row, n_seq) for row in self._typical])
         return self._parkings[n_seq]
 
-    def _gain_of(self, row: Row, n_seq: int) -> float:
-        """Over plain decoding, if all of n_seq sequences had drafts like this one."""
+    def _gain_of(self, row: Row, n_seq: int) -> tuple[float, float]:
+        """Over plain decoding, if all of n_seq sequences had drafts like this one; and seconds."""
         costs = self._costs
         fixed_s = costs.draft_s(n_seq) + costs.other_s
         plain_s = costs.verify_s(n_seq, 0)
-        best = 1.0 / (fixed_s + plain_s)
+        best, seconds = 1.0 / (fixed_s + plain_s), fixed_s + plain_s
         for n, gained in enumerate(accumulate(row), start=1):
-            best = max(best, (1.0 + gained) / (fixed_s + costs.verify_s(n_seq * (1 + n), 0)))
-        return best * (plain_s + costs.other_s) / self.bar
+            wider_s = fixed_s + costs.verify_s(n_seq * (1 + n), 0)
+            if (1.0 + gained) / wider_s > best:
+                best, seconds = (1.0 + gained) / wider_s, wider_s
+        return best * (plain_s + costs.other_s) / self.bar, seconds
 
     def _probe_every(self, n_seq: int) -> int:
         """Rounds between probes, so that a parked drafter costs at most PROBE_COST."""
         if not self._has_drafter:
             return PROBE_EVERY
-        plain_s = self._costs.verify_s(n_seq, 0)
-        probe_s = max(self._probe_s, self._costs.draft_s(1))
-        return max(PROBE_EVERY, math.ceil(probe_s / (PROBE_COST * plain_s)))
+        paid_s = self._paid_s(n_seq)
+        probe_s = max(min(self._probe_s, PROBE_EVERY_MAX * paid_s), self._costs.draft_s(1))
+        return max(PROBE_EVERY, math.ceil(probe_s / paid_s))
+
+    def _paid_s(self, n_seq: int) -> float:
+        """Seconds of probing that one round without a draft pays for."""
+        return PROBE_COST * self._costs.verify_s(n_seq, 0)

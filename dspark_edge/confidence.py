@@ -202,6 +202,12 @@ class SurvivalModel:
                 model.set_slot(slot, weights[-1], prior_precision())
         return model
 
+    def lengthened(self, n_slots: int) -> SurvivalModel:
+        """A model for drafts of n_slots tokens, this one if it has them: as from_json makes it."""
+        if n_slots <= self.n_slots:
+            return self
+        return SurvivalModel.from_json(self.to_json(), n_slots=n_slots)
+
     def _learn(self, slot: int, x: Features, right: bool) -> None:
         weights, precision = self._weights[slot], self._precision[slot]
         p = _probability(weights, x)

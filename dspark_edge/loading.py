@@ -127,7 +127,7 @@ def load(
         cost=cost,
         n_max=choice.n_max,
         verify_len=verify_len,
-        n_lookup=LOOKUP_LEN,
+        n_lookup=choice.n_lookup,
         survival=calibration.survival if calibration else None,
         typical=calibration.typical if calibration else (),
     )
@@ -202,7 +202,7 @@ def _within_memory(asked: _Asked, choice: Choice, drafter: str | Path | None) ->
         is_loaded=bool(asked.address),
     )
     left_out = plan_load(asked.path, choice.drafter, setting=setting, is_explicit=drafter != "auto")
-    return lookup(left_out) if left_out else choice
+    return lookup(left_out, n_lookup=choice.n_lookup) if left_out else choice
 
 
 def _open(asked: _Asked, choice: Choice, drafter: str | Path | None) -> tuple[BlockDecoder, Choice]:
@@ -212,7 +212,8 @@ def _open(asked: _Asked, choice: Choice, drafter: str | Path | None) -> tuple[Bl
     except PairError as error:
         if drafter != "auto":
             raise
-        choice = lookup(f"drafter {choice.drafter} is not used: {error}")
+        notice = f"drafter {choice.drafter} is not used: {error}"
+        choice = lookup(notice, n_lookup=choice.n_lookup)
         return _decoder(asked, choice), choice
 
 

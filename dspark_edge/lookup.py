@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 NGRAM_LENS = (4, 3, 2)  # longest first
 MATCH_LEN_MAX = 16
+SHORT_COPY = 8  # draft tokens that any match is worth; a longer one is followed as far as it goes
 
 # n-gram -> position of the token that followed it last, and how many tokens have followed it
 Index = dict[tuple[int, ...], tuple[int, int]]
@@ -59,15 +60,18 @@ class LookupDrafter:
     def propose(self, n_max: int) -> LookupProposal:
         """Up to n_max draft tokens for the positions after the sequence.
 
-        The copy may run past the end into its own output, so a repetition is continued.
+        After a short match fewer: what is hardly ever right costs time to estimate. The copy may
+        run past the end into its own output, so a repetition is continued.
         """
         copy_from = self._find()
         if copy_from is None or n_max < 1:
             return LookupProposal(tokens=[], match_len=0)
         # Copying past the end repeats the last `period` tokens (LZ77's overlapping copy).
         period = len(self) - copy_from
-        tokens = [self._tokens[copy_from + k % period] for k in range(n_max)]
-        return LookupProposal(tokens, self._match_len(copy_from), self._agreement(tokens))
+        match_len = self._match_len(copy_from)
+        n_copied = min(n_max, max(SHORT_COPY, match_len))
+        tokens = [self._tokens[copy_from + k % period] for k in range(n_copied)]
+        return LookupProposal(tokens, match_len, self._agreement(tokens))
 
     def _find(self) -> int | None:
         for n, followed in self._index.items():

@@ -6,13 +6,12 @@ Refuses to know: models, clocks and lengths; gains come in, decisions and their 
 from __future__ import annotations
 
 import math
-import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
 PROBE_SMOOTHING = 0.25  # probes are rare, so each weighs more than a draft of a drafting phase
-MAX_GAIN = 2.0  # one lucky draft must not outweigh many poor ones
+MAX_FIRST_GAIN = 2.0  # of the first `min_drafts` drafts: nothing has taught their promises yet
 MIN_PARKED_GAIN = 0.6  # what came before must not keep a drafter parked that has turned good
 
 
@@ -20,12 +19,13 @@ MIN_PARKED_GAIN = 0.6  # what came before must not keep a drafter parked that ha
 class Parking:
     """Decides whether drafting pays: drafts, parks, probes at a fixed cadence, resumes.
 
-    The state follows a mean of the gains observed (drafted over other tokens per second). It parks
-    when the mean is below `park_below` by more than its standard error, never on fewer than
-    `min_drafts` drafts since drafting began, and resumes when the mean passes `resume_above`; the
-    gap keeps it from flapping. Parked, one round in `probe_every` drafts: fixed, for a growing
-    pause would wedge it. The mean is of gains, not of their logarithms: total tokens over total
-    time is what the user feels.
+    The state follows the mean gain (drafted over other tokens per second) of the time spent: the
+    mean seconds that the tokens of a drafted round would take without its draft, over its mean
+    seconds. Total tokens over total time is what the user feels, and good rounds take longer: a
+    mean that counts rounds alike would park a drafter that pays. It parks when the mean is below
+    `park_below` by more than its standard error, never on fewer than `min_drafts` drafts since
+    drafting began, and resumes when the mean passes `resume_above`; the gap keeps it from flapping.
+    Parked, one round in `probe_every` drafts: fixed, for a growing pause would wedge it.
 
     Raises ValueError when made with a cadence below 1 or with thresholds that cross.
     """
@@ -37,8 +37,9 @@ class Parking:
     smoothing: float = 1 / 64
     state: Literal["drafting", "parked"] = field(default="drafting", init=False)
     n_drafts: int = field(default=0, init=False)
-    mean_gain: float = field(default=1.0, init=False)
-    _variance: float = field(default=0.0, init=False, repr=False)
+    _mean_s: float = field(default=0.0, init=False, repr=False)  # of a drafted round, and ...
+    _mean_without_s: float = field(default=0.0, init=False, repr=False)  # ... without its draft
+    _variance: float = field(default=0.0, init=False, repr=False)  # of one round's say in the gain
     _n_rounds_parked: int = field(default=0, init=False, repr=False)
     _n_trial_drafts: int = field(default=0, init=False, repr=False)
     _is_probe: bool = field(default=False, init=False, repr=False)
@@ -63,29 +64,34 @@ class Parking:
         return self._is_probe
 
     @property
+    def mean_gain(self) -> float:
+        """Drafted over other tokens per second, over the time observed; 1 before any."""
+        return self._mean_without_s / self._mean_s if self._mean_s > 0.0 else 1.0
+
+    @property
     def reason(self) -> str:
         """Why it drafts or is parked, in words for the chat, /health and the statistics."""
         if self.state == "drafting" and self._n_trial_drafts < self.min_drafts:
             return f"drafting: on trial ({self._n_trial_drafts} of {self.min_drafts} drafts)"
-        # Gains count up to MAX_GAIN, so while drafting the mean is a lower bound.
-        promise = "drafting promises" if self.state == "parked" else "promises at least"
+        promise = "drafting promises" if self.state == "parked" else "promises"
         count = f"{self.n_drafts} draft{'s' if self.n_drafts != 1 else ''} measured"
         basis = count if self.n_drafts else "by its calibration"
         if self.state == "parked" and self.mean_gain >= self.park_below:
             basis += f", {self.resume_above:.2f}x resumes it"
         return f"{self.state}: {promise} {self.mean_gain:.2f}x of plain decoding ({basis})"
 
-    def start(self, gains: Sequence[float]) -> None:
-        """Begin with the gains that an offline fit promises here, in place of a trial.
+    def start(self, rounds: Sequence[tuple[float, float]]) -> None:
+        """Begin with what an offline fit promises here, in place of a trial.
 
-        Raises ValueError without any.
+        rounds: gain and seconds of each, as `observe` takes them. Raises ValueError without any.
         """
-        if not gains:
-            raise ValueError("no gains to start from; without them a trial tells")
-        capped = [min(gain, MAX_GAIN) for gain in gains]
-        self.mean_gain = statistics.fmean(capped)
-        self._variance = statistics.pvariance(capped)
-        self._n_trial_drafts = max(len(gains), self.min_drafts)
+        if not rounds:
+            raise ValueError("no rounds to start from; without them a trial tells")
+        self._mean_s = sum(seconds for _, seconds in rounds) / len(rounds)
+        self._mean_without_s = sum(gain * seconds for gain, seconds in rounds) / len(rounds)
+        says = [(gain - self.mean_gain) * seconds / self._mean_s for gain, seconds in rounds]
+        self._variance = sum(say * say for say in says) / len(rounds)
+        self._n_trial_drafts = max(len(rounds), self.min_drafts)
         self._decide()
 
     def wants_draft(self) -> bool:
@@ -93,27 +99,37 @@ class Parking:
         if self.state == "drafting":
             self._is_probe = False
             return True
-        self._n_rounds_parked += 1
-        self._is_probe = self._n_rounds_parked % self.probe_every == 0
+        self._n_rounds_parked += 1  # since the last probe
+        self._is_probe = self._n_rounds_parked >= self.probe_every
+        if self._is_probe:
+            self._n_rounds_parked = 0
         return self._is_probe
 
-    def observe(self, gain: float, n_drafts: int = 1) -> None:
-        """Take the gain of one drafted round: drafted over plain tokens per second, at least 0.
+    def observe(self, gain: float, seconds: float, n_drafts: int = 1) -> None:
+        """Take one drafted round: drafted over other tokens per second, at least 0, and its time.
 
-        n_drafts: sequences drafted for. Raises ValueError for a negative gain, or no draft.
+        seconds: of the round, above 0. n_drafts: sequences drafted for. Raises ValueError for a
+        negative gain, a round without time, or no draft.
         """
-        if not gain >= 0.0 or n_drafts < 1:
-            raise ValueError(f"gain {gain} of {n_drafts} drafts is not a ratio of two speeds")
+        if not (0.0 <= gain < math.inf and 0.0 < seconds < math.inf) or n_drafts < 1:
+            raise ValueError(
+                f"gain {gain} over {seconds} s of {n_drafts} drafts is not a ratio of two speeds"
+            )
         self.n_drafts += n_drafts
+        if self.n_drafts <= self.min_drafts:
+            gain = min(gain, MAX_FIRST_GAIN)
         if self.state == "drafting":
             self._n_trial_drafts += n_drafts
             # A plain mean over the first drafts of a drafting phase, which owe nothing to the past.
             weight = min(1.0, n_drafts * max(self.smoothing, 1.0 / self._n_trial_drafts))
         else:
             weight = PROBE_SMOOTHING
-            self.mean_gain = max(self.mean_gain, MIN_PARKED_GAIN)
-        difference = min(gain, MAX_GAIN) - self.mean_gain
-        self.mean_gain += weight * difference
+            self._mean_without_s = max(self._mean_without_s, MIN_PARKED_GAIN * self._mean_s)
+        before = self.mean_gain
+        self._mean_s += weight * (seconds - self._mean_s)
+        self._mean_without_s += weight * (gain * seconds - self._mean_without_s)
+        # A ratio of two means errs by the mean of such differences.
+        difference = (gain - before) * seconds / self._mean_s
         self._variance = (1.0 - weight) * (self._variance + weight * difference * difference)
         self._decide()
 

@@ -16,6 +16,7 @@ from .pressure import RELEASES, STEPS, Action, Limits, Step
 from .pressure_signals import Signal, Signals
 
 SETTLE_S = 2.0  # between two steps, so that the first can show in the readings
+USUAL_DRAFT = 8  # draft tokens per sequence: "shorten" takes its share of so many at most
 REARM_REFUSE_S = 10.0  # a refusal is felt at once, so it goes first
 
 
@@ -73,10 +74,12 @@ class PressurePolicy:
 
         The scheduler admits by survival, so a smaller budget cuts the least certain drafts.
         """
-        share = self.limits.batch_factor if "shorten" in self._taken else 1.0
         if "park" in self._taken:
-            share = 0.0
-        return n_seq + math.floor(share * n_seq * n_draft)
+            return n_seq
+        if "shorten" in self._taken:
+            n_draft = math.floor(self.limits.batch_factor * n_seq * min(n_draft, USUAL_DRAFT))
+            return n_seq + n_draft
+        return n_seq + n_seq * n_draft
 
     def retry_s(self, now_s: float) -> int | None:
         """Whole seconds until a refused request may come back; None: none is refused."""

@@ -54,6 +54,7 @@ class Speculation:
         "_drafter",
         "_later",
         "_loaded_mode",
+        "_lost_reason",
         "_n_lookup",
         "_n_max",
         "_n_rounds",
@@ -85,9 +86,9 @@ class Speculation:
         """n_max: draft tokens per sequence at most. verify_len: fixed length in mode "always".
 
         proposer None, or mode "off", means plain decoding; off_reason says why. n_lookup: tokens
-        that lookup may propose beside the drafter in mode "auto", and with verify_len 0, where all
-        is proposed for the record. survival, typical: an offline fit, and survival of blocks that
-        it was made on.
+        that lookup may propose in mode "auto", beside the drafter too, and with verify_len 0, where
+        all is proposed for the record. survival, typical: an offline fit, and survival of blocks
+        that it was made on.
         """
         self.mode = mode
         self._loaded_mode = mode
@@ -96,13 +97,16 @@ class Speculation:
         self.held = ""  # why nothing is drafted for now
         self.released = ""  # why the drafter is out of memory for now
         self._off_reason = off_reason
+        self._lost_reason = ""  # why lookup is left of a drafter and lookup
         self._drafter = drafter
         self._cost = cost
         self._n_max = n_max
         self._verify_len = verify_len
+        n_always = n_max if proposer == "lookup" else 0
         is_beside = mode == "auto" or verify_len == 0
-        self._n_lookup = n_max if proposer == "lookup" else n_lookup if is_beside else 0
-        self._survival = survival or SurvivalModel(max(n_max, self._n_lookup, 1))
+        self._n_lookup = max(n_always, n_lookup if is_beside else 0)
+        n_slots = max(n_max, self._n_lookup, 1)
+        self._survival = (survival or SurvivalModel(n_slots)).lengthened(n_slots)
         self._competition = Competition(cost, has_drafter=proposer == "drafter", typical=typical)
         self._n_silent = 0
         self._n_rounds = 0
@@ -117,10 +121,12 @@ class Speculation:
         if self.mode == "off":
             return "off: switched off"
         lookup = ", lookup goes on" if self._n_lookup else ""
-        if self.released:
+        if self.released and not self._lost_reason:
             return f"drafter released: {self.released}{'' if self.held else lookup}"
         if self.held:
             return f"parked: {self.held}"
+        if self._lost_reason:
+            return self._lost_reason + lookup
         if self.mode == "always":
             return f"always on ({self.proposer})"
         if self.proposer == "lookup":
@@ -164,6 +170,16 @@ class Speculation:
     def turn_off(self, reason: str) -> None:
         """Plain decoding from now on."""
         self.proposer, self._off_reason = None, reason
+
+    def _lose_drafter(self, reason: str) -> None:
+        """Lookup alone from now on where that runs beside the drafter, else plain decoding."""
+        self._competition.lose_drafter()
+        if self._n_lookup:
+            self.proposer, self._lost_reason = "lookup", reason
+        else:
+            self.turn_off(reason)
+        what_is_left = "with lookup alone" if self._n_lookup else "off"
+        warnings.warn(f"speculation {what_is_left}: {reason}", RuntimeWarning, stacklevel=3)
 
     def switch(self, mode: Mode) -> None:
         """Takes another mode from the next round on; what was learnt stays.
@@ -299,8 +315,7 @@ class Speculation:
                 [request.tokens[-1] for request in requests],
             )
         except DecodeError as error:
-            self.turn_off(f"the drafter failed: {error}")
-            warnings.warn(f"speculation off: {error}", RuntimeWarning, stacklevel=2)
+            self._lose_drafter(f"the drafter failed: {error}")
             return []
         draft_s = self._draft_s = time.perf_counter() - start
         if self._competition.is_probe:  # it also injects what piled up while parked
@@ -348,6 +363,4 @@ class Speculation:
             return
         self._n_silent += 1
         if self._n_silent == SILENT_ROUNDS:
-            message = f"the drafter proposed nothing in {SILENT_ROUNDS} rounds"
-            warnings.warn(f"speculation is of no use: {message}", RuntimeWarning, stacklevel=2)
-            self.turn_off(message)
+            self._lose_drafter(f"the drafter proposed nothing in {SILENT_ROUNDS} rounds")

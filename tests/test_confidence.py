@@ -238,6 +238,15 @@ def test_slots_beyond_a_fit_begin_like_its_last_one_but_learn_faster() -> None:
     assert precision[1:] == [[100.0] * len(FEATURES), prior_precision()]  # type: ignore[index]
 
 
+def test_a_fit_is_lengthened_for_longer_drafts_and_itself_stays_as_it_is() -> None:
+    fitted = SurvivalModel(2)
+    before = fitted.to_json()
+    longer = fitted.lengthened(5)
+    assert longer.to_json() == SurvivalModel.from_json(before, n_slots=5).to_json()
+    assert fitted.to_json() == before
+    assert longer.lengthened(3) is longer
+
+
 def test_what_an_offline_fit_knows_firmly_moves_little() -> None:
     loose, firm = SurvivalModel(1), SurvivalModel(1)
     firm.set_slot(0, prior(0), [100.0] * len(FEATURES))

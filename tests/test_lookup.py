@@ -35,6 +35,13 @@ def test_no_room_proposes_nothing() -> None:
     assert a_drafter([1, 2, 1, 2]).propose(0) == LookupProposal(tokens=[], match_len=0)
 
 
+@pytest.mark.parametrize(("n_same", "n_copied"), [(2, 8), (8, 8), (11, 11), (20, 16)])
+def test_a_long_match_is_followed_as_far_as_it_is_long(n_same: int, n_copied: int) -> None:
+    tokens = [*range(60), 99, *range(n_same)]
+    proposal = a_drafter(tokens).propose(20)
+    assert proposal.tokens == list(range(n_same, n_same + n_copied))
+
+
 def test_the_longest_ngram_wins_over_a_later_shorter_one() -> None:
     drafter = a_drafter([7, 1, 2, 50, 8, 1, 2, 60, 7, 1, 2])
     assert drafter.propose(1).tokens == [50]

@@ -14,7 +14,7 @@ import pytest
 from tiny_models import DrafterSpec, TargetSpec, vocabulary, write_drafter, write_llama
 
 from dspark_edge._core import DrafterFile
-from dspark_edge.choice import choose
+from dspark_edge.choice import choose, lookup_len
 from dspark_edge.cost import CostTable
 from dspark_edge.errors import ModelError, PairError
 from dspark_edge.models import __main__ as command
@@ -396,6 +396,16 @@ def test_no_name_at_all_is_said_so(tmp_path: Path) -> None:
         target_path("")
     with pytest.raises(PairError, match='drafter is ""; give the path'):
         choose(None, "", "auto")
+
+
+def test_a_lookup_is_long_unless_the_target_keeps_a_state_for_each_token(
+    tiny_llama: Path, tiny_lfm2: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "broken.gguf").write_bytes(b"GGUF")
+    paths = (tiny_llama, tiny_lfm2, tmp_path / "broken.gguf", None)
+    assert [lookup_len(path) for path in paths] == [16, 8, 8, 8]
+    choice = choose(tiny_llama, "lookup", "auto")
+    assert [choice.n_verified(mode) for mode in ("auto", "always")] == [16, 8]
 
 
 def test_a_folder_and_a_wrong_path_name_the_files_there(tmp_path: Path) -> None:

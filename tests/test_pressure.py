@@ -288,6 +288,7 @@ def test_the_budget_shrinks_to_half_the_drafts_and_to_the_anchors_when_parked() 
     assert policy.max_batch_tokens(3, 7) == 24
     policy.observe(ram(212), 0.0)
     assert policy.max_batch_tokens(3, 7) == 13
+    assert policy.max_batch_tokens(3, 16) == 3 + 12  # long copies are rare: half of the usual
     policy.observe(ram(212), 2.0)
     assert policy.max_batch_tokens(3, 7) == 3
 

@@ -55,6 +55,7 @@ def speculation_on(
     *,
     cost: CostTable = FLAT,
     verify_len: int | None = None,
+    n_lookup: int = 0,
 ) -> Speculation:
     return Speculation(
         mode=mode,
@@ -64,6 +65,7 @@ def speculation_on(
         cost=cost,
         n_max=decoder.n_draft,
         verify_len=verify_len,
+        n_lookup=n_lookup,
     )
 
 
@@ -76,6 +78,12 @@ def decoder_of(requests: Sequence[Request], decoder: FakeDecoder) -> FakeDecoder
 
 def lengths(plan: Sequence[Sequence[int]]) -> list[int]:
     return [len(draft) for draft in plan]
+
+
+def rounds(speculation: Speculation, request: Request, n_rounds: int) -> None:
+    """Rounds that are planned and in which nothing happens."""
+    for _ in range(n_rounds):
+        speculation.plan([request], 512, 512)
 
 
 class Simulation:
@@ -200,6 +208,15 @@ def test_lookup_proposes_what_followed_the_same_tokens() -> None:
     assert plan == [[3, 4, 5]]
 
 
+@pytest.mark.parametrize(("mode", "n_verified"), [("auto", 16), ("always", 8)])
+def test_only_auto_verifies_a_long_lookup(mode: Mode, n_verified: int) -> None:
+    request = request_of([*range(60), 99, *range(20)])
+    cost = FixedCost(verify_ms=(10, 10))
+    decoder = FakeDecoder(n_draft=8)
+    speculation = speculation_on(decoder, mode, "lookup", cost=cost, n_lookup=16)
+    assert lengths(speculation.plan([request], 512, 512)) == [n_verified]
+
+
 def test_lookup_follows_the_text_as_it_grows() -> None:
     request = request_of([1, 2, 3])
     speculation = speculation_on(FakeDecoder(n_draft=2), proposer="lookup")
@@ -266,7 +283,7 @@ def test_a_failing_drafter_is_turned_off_with_a_warning_and_not_asked_again() ->
     requests = [request_of(seq_id=seq_id) for seq_id in range(2)]
     decoder = decoder_of(requests, FakeDecoder(draft_fails=True))
     speculation = speculation_on(decoder)
-    with pytest.warns(RuntimeWarning, match="speculation off: the drafter's cache is broken"):
+    with pytest.warns(RuntimeWarning, match="speculation off: the drafter failed: the drafter's"):
         assert speculation.plan(requests, 512, 512) == [[], []]
     assert speculation.plan(requests, 512, 512) == [[], []]
     assert decoder.n_passes("draft") == 1
@@ -279,9 +296,33 @@ def test_a_silent_drafter_is_turned_off_after_50_rounds_with_a_warning() -> None
     speculation = speculation_on(decoder)
     for _ in range(49):
         assert speculation.plan([request], 512, 512) == [[]]
-    with pytest.warns(RuntimeWarning, match="no use: the drafter proposed nothing in 50 rounds"):
+    with pytest.warns(RuntimeWarning, match="speculation off: the drafter proposed nothing in 50"):
         speculation.plan([request], 512, 512)
     assert speculation.reason == "off: the drafter proposed nothing in 50 rounds"
+
+
+@pytest.mark.parametrize(
+    ("decoder", "n_drafts", "why"),
+    [
+        (FakeDecoder(draft_fails=True), 1, "the drafter failed: the drafter's cache is broken"),
+        (FakeDecoder(drafter=silent), 50, "the drafter proposed nothing in 50 rounds"),
+    ],
+)
+def test_lookup_goes_on_without_a_drafter_that_is_lost(
+    decoder: FakeDecoder, n_drafts: int, why: str
+) -> None:
+    request = request_of([1, 2, 3, 4, 5])
+    cost = FixedCost(verify_ms=(10, 10))
+    speculation = speculation_on(decoder_of([request], decoder), "auto", cost=cost, n_lookup=3)
+    with pytest.warns(RuntimeWarning, match=f"speculation with lookup alone: {why}"):
+        rounds(speculation, request, 2000)  # probes of a silent one among them
+    request.tokens += [1, 2]
+    assert speculation.plan([request], 512, 512) == [[3, 4, 5]]
+    speculation.switch("always")
+    assert speculation.plan([request], 512, 512) == [[3, 4, 5]]
+    assert decoder.n_passes("draft") == n_drafts
+    speculation.released = "memory is short"  # what is lost tells more
+    assert (speculation.proposer, speculation.reason) == ("lookup", f"{why}, lookup goes on")
 
 
 # ---------------------------------------------------------------- learning
@@ -408,7 +449,7 @@ def test_a_good_drafter_is_never_parked() -> None:
     cost = FixedCost(verify_ms=(10, 11, 12, 13, 14), draft_ms=2)
     simulation = Simulation(FakeDecoder(drafter=mixed(letters, 0.8), n_ctx=8192), cost)
     simulation.run(1000)
-    assert simulation.speculation.reason.startswith("drafting: promises at least")
+    assert simulation.speculation.reason.startswith("drafting: promises")
     assert simulation.clock_s < 0.7 * 1000 * cost.verify_s(1, 0)
 
 

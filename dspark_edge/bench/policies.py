@@ -18,6 +18,8 @@ from ..ledger import DraftLedger
 from ..scheduler import RoundPlan, choose_lengths
 from .recorded import Proposal
 
+INJECTION_DRAFTS = 8.0  # 11 ms for 64 tokens, where a draft of SmolLM2's drafter takes 1.3 ms
+
 
 class Times:
     """A cost table's times (Costs), remembered; they depend on depth by bucket only."""
@@ -57,10 +59,14 @@ class Offer:
 
 @dataclass(slots=True, frozen=True)
 class Choice:
-    """What one round does: for how many the drafter runs, and what is verified of what."""
+    """What one round does: for how many the drafter runs, and what is verified of what.
+
+    extra_s: seconds that the drafter takes beside its pass.
+    """
 
     drafted: int
     verify: list[tuple[Proposal | None, int]]
+    extra_s: float = 0.0
 
 
 class Policy(Protocol):
@@ -182,13 +188,22 @@ def admit_while_rising(
 
 
 class Ours(Learner):
-    """What the engine does: the same competition, on the same numbers."""
+    """What the engine does: the same competition, on the same numbers.
+
+    injection_drafts: what a probe takes to inject the tokens that came while parked, in drafts.
+    """
 
     def __init__(
-        self, model: SurvivalModel, times: Times, typical: Sequence[Sequence[float]] = ()
+        self,
+        model: SurvivalModel,
+        times: Times,
+        typical: Sequence[Sequence[float]] = (),
+        *,
+        injection_drafts: float = INJECTION_DRAFTS,
     ) -> None:
         super().__init__(model)
         self._competition = Competition(times, typical=typical)
+        self._injection_drafts = injection_drafts
 
     def choose(self, offers: Sequence[Offer], times: Times) -> Choice:
         looked = [self._pick(offer, "lookup") for offer in offers]
@@ -199,6 +214,10 @@ class Ours(Learner):
             max_batch_tokens=sum(1 + _longest(offer) for offer in offers),
             may_draft=any("drafter" in offer.proposals for offer in offers),
         )
+        extra_s = 0.0
+        if wanted and self._competition.is_probe:
+            extra_s = self._injection_drafts * times.draft_s(1)
+            self._competition.observe_probe(times.draft_s(len(wanted)) + extra_s)
         drafted = {r: self._pick(offers[r], "drafter") for r in wanted}
         choice = self._competition.choose({r: row for r, (_, row) in drafted.items()})
         picks = [(drafted if takes else looked)[r] for r, takes in enumerate(choice.takes_draft)]
@@ -206,6 +225,7 @@ class Ours(Learner):
         return Choice(
             drafted=len(wanted),
             verify=[(proposal, n) for (proposal, _), n in zip(picks, lengths, strict=True)],
+            extra_s=extra_s,
         )
 
     def _pick(self, offer: Offer, proposer: str) -> tuple[Proposal | None, list[float]]:

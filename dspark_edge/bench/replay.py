@@ -99,6 +99,7 @@ def simulate(texts: Sequence[Text], policy: Policy, times: Times, n_seq: int = 1
 
 def _account(outcome: Outcome, offers: Sequence[Offer], choice: Choice, times: Times) -> None:
     n_verified = sum(verify_len for _, verify_len in choice.verify)
+    outcome.seconds += choice.extra_s
     outcome.seconds += times.round_s(len(offers) + n_verified, depth_of(offers), choice.drafted)
     outcome.n_rounds += 1
     outcome.n_turns += len(offers)

@@ -137,7 +137,7 @@ def _note_gpu(args: argparse.Namespace) -> None:
 
 def _fit(args: argparse.Namespace) -> int:
     from .._core import DrafterFile
-    from ..choice import LOOKUP_LEN
+    from ..choice import lookup_len
     from .memory_plan import largest_ctx, make_plan, read_room, repacked_types
 
     _note_gpu(args)
@@ -147,7 +147,7 @@ def _fit(args: argparse.Namespace) -> int:
     setting = Setting(
         n_ctx=args.ctx,
         n_seq=args.seq,
-        max_verify_len=max(n_draft, LOOKUP_LEN),
+        max_verify_len=max(n_draft, lookup_len(target)),
         n_gpu_layers=_layers(args),
         repacked=repacked_types(),
     )
