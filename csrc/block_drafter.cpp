@@ -9,6 +9,12 @@
 
 namespace dspark {
 
+namespace {
+
+constexpr float kMaxCertainty = 1e4f;  // of the only token that is allowed: traces take no infinity
+
+}  // namespace
+
 BlockDrafter::BlockDrafter(ModelPair & pair, const DecoderConfig & config, PassClock & clock)
     : pair_(pair), clock_(clock), features_(config.n_seq) {
     if (config.chain_in_graph) {
@@ -200,7 +206,7 @@ Draft BlockDrafter::read(const DraftInput & input, int32_t first_row) {
         assumed = is_greedy ? drawn : assumed;
         before.push_back(drawn);
         draft.tokens.push_back(drawn);
-        draft.certainty.push_back(draw.margin);
+        draft.certainty.push_back(std::min(draw.margin, kMaxCertainty));
         if (file().has_confidence) {
             draft.confidence.push_back(confidence);
         }

@@ -242,7 +242,11 @@ Draw Sampler::gumbel_argmax(LogitRow row, int32_t position) {
             }
         }
     }
-    const double margin = (best - second) * params_.temperature;
+    double margin = (best - second) * params_.temperature;
+    if (second == kNegInf && top.second >= 0) {
+        // One token survived the truncation: another one wins only if the edge moves as far as it.
+        margin = row.logits[top.first] - row.logits[top.second];
+    }
     return {winner, row.token(winner), static_cast<float>(margin)};
 }
 

@@ -81,7 +81,8 @@ class DrafterFile:
 
 class Draft(NamedTuple):
     """A draft for one sequence. tokens [n_draft]; confidence [n_draft], 0..1, or empty without a
-    confidence head; certainty [n_draft]: lead of the drawn token over the runner-up, in logits."""
+    confidence head; certainty [n_draft]: lead of the drawn token over the runner-up, in logits, at
+    most 1e4."""
 
     tokens: list[int]
     confidence: list[float]

@@ -308,6 +308,31 @@ def test_drafts_with_penalties_and_bias_obey_them(tiny_llama: Path, tiny_drafter
     assert decoder.draft([0], [anchor])[0].tokens == []
 
 
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"top_k": 1},
+        {"top_p": 0.5},
+        {"min_p": 1.0},
+        {"logit_bias": [(t, -np.inf) for t in range(320) if t != 77]},
+    ],
+    ids=("top_k", "top_p", "min_p", "logit_bias"),
+)
+def test_a_draft_of_the_only_token_left_has_a_finite_certainty(
+    options: dict[str, object], tiny_llama: Path, tiny_drafter: Path
+) -> None:
+    decoder = make_decoder(tiny_llama, tiny_drafter)
+    anchor = start(decoder, sampled(0.0))
+    greedy = decoder.draft([0], [anchor])[0]
+    decoder.open_sequence(0, _core.SamplingConfig(temperature=1.0, **options))  # type: ignore[arg-type]
+    draft = decoder.draft([0], [anchor])[0]
+    assert np.isfinite(draft.certainty).all()
+    assert len(draft.certainty) == 4
+    if "top_k" in options:
+        assert draft.tokens == greedy.tokens
+        assert draft.certainty == pytest.approx(greedy.certainty, abs=1e-4)
+
+
 # ---------------------------------------------------------------- speculation changes no token
 
 
