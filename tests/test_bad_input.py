@@ -307,6 +307,8 @@ def test_a_grammar_that_would_exhaust_memory_is_refused(decoder: _core.BlockDeco
         'root ::= ("b" x{64} "c"?){3}\nx ::= "a" |',
         'root ::= "b" x x\nx ::= y{8}\ny ::= [a]* "c"? "d"? "e"? "f"?',
         'root ::= ("b" ("a"?){40}) ("c"? "d"?){20} # }',
+        'root ::= # ends with the line\r ("a"?){100}',
+        "root ::= " + "!<[1]>? " * 100,
     ],
 )
 def test_a_grammar_that_would_take_forever_is_refused(
@@ -316,6 +318,18 @@ def test_a_grammar_that_would_take_forever_is_refused(
     limit = "elements in a row that can all be left out; the limit is 64: repeat something that"
     with pytest.raises(ValueError, match=limit):
         decoder.check_sampling(_core.SamplingConfig(grammar=grammar))
+
+
+@pytest.mark.parametrize(
+    "grammar",
+    ['root ::= ("a"{5 #\n,6})', 'root ::= (("a"?){ #\n100})', 'root ::= ("a"{5,# }\n6})'],
+)
+def test_a_comment_between_braces_is_refused(grammar: str, decoder: _core.BlockDecoder) -> None:
+    # llama.cpp reads {5,2} behind such a comment, and adds rules until the memory is gone.
+    config = _core.SamplingConfig(grammar=grammar)
+    assert message(ValueError, lambda: decoder.check_sampling(config)) == (
+        "the grammar has a comment between { and }; write it outside of them"
+    )
 
 
 def test_a_grammar_that_nests_rules_too_deeply_is_refused(decoder: _core.BlockDecoder) -> None:
@@ -334,6 +348,8 @@ def test_a_grammar_that_nests_rules_too_deeply_is_refused(decoder: _core.BlockDe
         'root ::= "(\\"a\\"?){100}" [("a"?){100}]{9}',
         'root ::= expr\nexpr ::= "-" expr ws | [0-9]+\nws ::= | " " ws',
         'root ::= x{60}\nx ::= "a"?',
+        'root ::= "a" # a " or { or (\r\n  # and a \'\r\nx ::= "b"{2}',
+        'root ::= <[34]> !<|bos|>* "(\\"a\\"?){100}" # <"',
     ],
 )
 def test_an_ordinary_grammar_with_repetitions_is_taken(

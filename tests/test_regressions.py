@@ -48,6 +48,8 @@ def test_a_hybrid_target_speculates_with_one_sequence_only(tmp_path: Path) -> No
     ("grammar", "message"),
     [
         ("root ::= " + "(" * 300 + '"a"' + ")" * 300, "nests parentheses deeper than 256"),
+        ("root ::= # c\r" + "(" * 300 + '"a"' + ")" * 300, "nests parentheses deeper than 256"),
+        ('root ::= <"> ' + "(" * 300 + '"a"' + ")" * 300, "nests parentheses deeper than 256"),
         ('root ::= "a"{0,50000}', "repeats something 50000 times; the limit is 2000"),
         ('root ::= "' + "a" * 300_000 + '"', "has 300011 bytes; the limit is 262144"),
     ],
