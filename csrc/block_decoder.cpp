@@ -263,14 +263,24 @@ Verdict BlockDecoder::emit(Sequence & seq, const std::vector<llama_token> & veri
             raw.assign(logits, logits + n_vocab_);
         }
         const auto position = static_cast<int32_t>(seq.tokens.size());
-        const Draw draw = sampler.draw({logits, n_vocab_}, position, seq.tokens,
-                                       /*with_grammar*/ true);
+        Draw draw;
+        try {
+            draw = sampler.draw({logits, n_vocab_}, position, seq.tokens, /*with_grammar*/ true);
+            if (draw.index >= 0) {
+                sampler.accept(draw.token);
+            }
+        } catch (const std::exception & error) {
+            // llama.cpp's grammar throws; the other sequences of the pass go on.
+            verdict.error =
+                "drawing failed at position " + std::to_string(position) + ": " + error.what() +
+                (sampler.params().grammar.empty() ? "" : "; write the grammar in another way");
+            return verdict;
+        }
         if (draw.index < 0) {
             verdict.error = "no token is allowed at position " + std::to_string(position) +
                             ": the grammar or the logit biases leave none";
             return verdict;
         }
-        sampler.accept(draw.token);
         verdict.tokens.push_back(draw.token);
         verdict.margins.push_back(draw.margin);
         if (!raw.empty()) {

@@ -91,6 +91,9 @@ bool Sampler::plain_greedy() const {
 
 Draw Sampler::draw(LogitRow row, int32_t position, const std::vector<llama_token> & before,
                    bool with_grammar) {
+    if (with_grammar && is_grammar_lost_) {
+        return {};  // llama.cpp would assert
+    }
     apply_penalties(row, before);
     apply_logit_bias(row);
     const bool noisy = params_.temperature > 0.0f;
@@ -106,7 +109,9 @@ Draw Sampler::draw(LogitRow row, int32_t position, const std::vector<llama_token
 
 void Sampler::accept(llama_token token) {
     if (grammar_) {
+        is_grammar_lost_ = true;
         llama_sampler_accept(grammar_.get(), token);
+        is_grammar_lost_ = false;
     }
 }
 

@@ -429,6 +429,26 @@ def test_a_grammar_that_leaves_no_token_says_so(tiny_llama: Path) -> None:
     )
 
 
+def test_a_grammar_that_fails_ends_its_own_sequence_only(tiny_llama: Path) -> None:
+    # llama.cpp allows a piece that goes on where a token is due, and throws when it takes it.
+    decoder = make_decoder(tiny_llama, n_seq=2)
+    sampling = _core.SamplingConfig(
+        grammar='root ::= "a" !<[0]>*', logit_bias=[(token_id("as"), 100.0)]
+    )
+    anchor = start(decoder, sampling)
+    other = start(decoder, sampled(0.0), prompt=OTHER_PROMPT, seq_id=1)
+    failed, fine = decoder.verify([0, 1], [[anchor, 97, 97], [other]])
+    assert failed.tokens == []
+    assert failed.error.startswith(f"drawing failed at position {len(PROMPT)}: Unexpected empty")
+    assert failed.error.endswith("; write the grammar in another way")
+    alone = make_decoder(tiny_llama)
+    (plain,) = alone.verify([0], [[start(alone, sampled(0.0), prompt=OTHER_PROMPT)]])
+    assert (fine.tokens, fine.error) == (plain.tokens, "")
+    assert [decoder.n_past(seq_id) for seq_id in (0, 1)] == [len(PROMPT), len(OTHER_PROMPT)]
+    again = decoder.verify([0], [[97]])[0]
+    assert again.error.startswith(f"no token is allowed at position {len(PROMPT) + 1}")
+
+
 def test_the_seed_decides_the_text_and_nothing_else_does(tiny_llama: Path) -> None:
     decoder = make_decoder(tiny_llama)
     texts = [generate(decoder, sampled(1.0, seed), 12).tokens for seed in (1, 1, 2, 2**64 - 1)]
