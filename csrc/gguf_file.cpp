@@ -10,6 +10,7 @@
 #include <unistd.h>
 #endif
 
+#include <algorithm>
 #include <cstring>
 #include <string_view>
 #include <unordered_set>
@@ -152,6 +153,9 @@ FileTensor GgufFile::find_tensor(const char * name) const {
     FileTensor tensor;
     tensor.type = gguf_get_tensor_type(gguf_.get(), id);
     const int64_t * ne = gguf_get_tensor_ne(gguf_.get(), id);
+    if (std::count(ne, ne + GGML_MAX_DIMS, 0) > 0) {
+        reject(std::string("tensor ") + name + " is empty");
+    }
     tensor.n_columns = ne[0];
     tensor.n_rows = ne[1];
     const size_t begin =

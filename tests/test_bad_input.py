@@ -583,6 +583,18 @@ WRONG_METADATA = {
         {"dflash.rope.dimension_sections": [100, 0, 0, 0]},
         "dflash.rope.dimension_sections has 100 dimensions but a key has 16",
     ),
+    "negative rope sections": (
+        {"dflash.rope.dimension_sections": [8, -8, 0, 0]},
+        "dflash.rope.dimension_sections must be four integers of at least 0",
+    ),
+    "a single rope section": (
+        {"dflash.rope.dimension_sections": 8},
+        "dflash.rope.dimension_sections must be four integers of at least 0",
+    ),
+    "the last rope section alone": (
+        {"dflash.rope.dimension_sections": [0, 0, 0, 8]},
+        "dflash.rope.dimension_sections has dimensions in its last section only",
+    ),
     "rope scaling": (
         {"dflash.rope.scaling.type": "zz"},
         "dflash.rope.scaling.type is 'zz', which llama.cpp does not know",
@@ -634,6 +646,14 @@ WRONG_TENSORS = {
     "a scale of many numbers": (
         DrafterSpec(tensors={"markov_w2.scale": np.ones(4096, np.float32)}),
         "tensor markov_w2.scale must be one number",
+    ),
+    "a scale of no number": (
+        DrafterSpec(tensors={"markov_w2.scale": np.zeros((0, 1), np.float32)}),
+        "tensor markov_w2.scale is empty",
+    ),
+    "a bias of no number": (
+        DrafterSpec(tensors={"conf_proj.bias": np.zeros((0, 1), np.float32)}),
+        "tensor conf_proj.bias is empty",
     ),
     "a promised confidence head": (
         DrafterSpec(tensors={"conf_proj.weight": None}),
