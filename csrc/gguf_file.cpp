@@ -187,6 +187,16 @@ void GgufFile::check_vocabulary() const {
                    "' twice, again as token " + std::to_string(token));
         }
     }
+    for (size_t token = 0; token < gguf_get_arr_n(gguf_.get(), id); ++token) {
+        if (*gguf_get_arr_str(gguf_.get(), id, token) != '\0') {
+            continue;
+        }
+        const std::string name = "[EMPTY_" + std::to_string(token) + "]";
+        if (texts.count(name) > 0) {
+            reject("its vocabulary has the text '" + name + "', which llama.cpp gives to token " +
+                   std::to_string(token) + ", whose own is empty");
+        }
+    }
 }
 
 }  // namespace dspark

@@ -541,6 +541,15 @@ def test_a_target_that_cannot_be_tapped_takes_no_drafter(
     )
 
 
+def test_a_target_without_a_tokenizer_is_named(tmp_path: Path) -> None:
+    metadata = {f"tokenizer.ggml.{key}": None for key in ("tokens", "token_type", "merges")}
+    spec = TargetSpec(metadata={**metadata, "tokenizer.ggml.model": "none"})
+    path = write_llama(tmp_path / "mute.gguf", spec)
+    assert message(ModelError, lambda: decoder_of(path)) == (
+        "the model has no tokenizer; give a causal language model with one"
+    )
+
+
 WRONG_METADATA = {
     "block_size missing": (
         {"dflash.block_size": None},
@@ -889,6 +898,25 @@ def test_drafters_with_nonsense_in_any_number_are_refused_or_run(
             cases.append({"path": str(path)})
     ended = outcomes("drafter", tiny_llama, tiny_drafter, tmp_path, cases)
     assert [end for end in ended if end[1] not in ("ok", "refused")] == []
+
+
+def test_files_that_would_stop_the_process_are_refused(
+    tiny_llama: Path, tiny_drafter: Path, tmp_path: Path
+) -> None:
+    # llama.cpp calls an empty text [EMPTY_i], and asserts that all texts differ.
+    twice = {"tokenizer.ggml.tokens": ["", "[EMPTY_0]", *vocabulary()[2:]]}
+    drafters = [
+        DrafterSpec(draft_vocab=96, tensors={"d2t": np.zeros(0, np.int64)}),
+        DrafterSpec(metadata=twice),
+    ]
+    cases = [
+        {"path": str(write_drafter(tmp_path / f"{i}.gguf", spec))}
+        for i, spec in enumerate(drafters)
+    ]
+    ended = outcomes("drafter", tiny_llama, tiny_drafter, tmp_path, cases)
+    case = {"path": str(write_llama(tmp_path / "target.gguf", TargetSpec(metadata=twice)))}
+    ended += outcomes("target", tiny_llama, tiny_drafter, tmp_path, [case])
+    assert [end for _, end in ended] == ["refused"] * 3
 
 
 def test_a_target_cut_anywhere_is_refused(
