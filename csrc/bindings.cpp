@@ -20,16 +20,16 @@ namespace {
 // loads models only.
 using NoGil = py::call_guard<py::gil_scoped_release>;
 
-// A message may quote bytes of a damaged file: what is not UTF-8 is replaced.
-py::str text_of(const Error & error) {
-    const std::string what = error.what();
+// A message may quote bytes of a damaged file or of half a character: what is not UTF-8 is
+// replaced.
+py::str text_of(const std::string & what) {
     return py::reinterpret_steal<py::str>(
         PyUnicode_DecodeUTF8(what.data(), static_cast<Py_ssize_t>(what.size()), "replace"));
 }
 
 void raise_as_python(const Error & error) {
     if (error.kind == ErrorKind::value) {
-        PyErr_SetObject(PyExc_ValueError, text_of(error).ptr());
+        PyErr_SetObject(PyExc_ValueError, text_of(error.what()).ptr());
         return;
     }
     const char * name = "DecodeError";
@@ -47,7 +47,7 @@ void raise_as_python(const Error & error) {
             break;
     }
     const py::object type = py::module_::import("dspark_edge.errors").attr(name);
-    PyErr_SetObject(type.ptr(), text_of(error).ptr());
+    PyErr_SetObject(type.ptr(), text_of(error.what()).ptr());
 }
 
 Draw draw_token(py::array_t<float, py::array::c_style | py::array::forcecast> logits,
@@ -166,7 +166,8 @@ py::list verify(BlockDecoder & self, const std::vector<int32_t> & seq_ids,
     }
     py::list result;
     for (const Verdict & v : verdicts) {
-        result.append(type(v.tokens, v.n_accepted, v.margins, as_tuples(v.logprobs), v.error));
+        result.append(
+            type(v.tokens, v.n_accepted, v.margins, as_tuples(v.logprobs), text_of(v.error)));
     }
     return result;
 }

@@ -153,17 +153,20 @@ void BlockDecoder::decode_target(const std::vector<int32_t> & seq_ids) {
         return;
     }
     // 1 and -1 leave the cache as it was; otherwise part of the batch may be in it.
-    std::string fate = "; the sequences are as before";
+    // A recurrent state would go back to snapshots that the failed pass may never have written.
+    const bool is_doubtful = pair_->is_recurrent() && code != 1 && code != -1;
+    std::string fate;
     for (const int32_t seq_id : seq_ids) {
-        if (!cut_target(seq_id)) {
+        if (is_doubtful || !cut_target(seq_id)) {
             empty(seq_id);
-            fate = "; sequence " + std::to_string(seq_id) + " had to be emptied";
+            fate += "; sequence " + std::to_string(seq_id) + " had to be emptied";
         }
     }
     throw Error(ErrorKind::decode, "llama.cpp could not evaluate a batch of " +
                                        std::to_string(batch_->n_tokens) + " tokens (code " +
                                        std::to_string(code) +
-                                       (code == 1 ? ", no free cells in the cache)" : ")") + fate);
+                                       (code == 1 ? ", no free cells in the cache)" : ")") +
+                                       (fate.empty() ? "; the sequences are as before" : fate));
 }
 
 // Cuts the target's cache to the tokens that the sequence has. False: the cache refuses.
@@ -175,14 +178,21 @@ bool BlockDecoder::cut_target(int32_t seq_id) {
 
 // The cache refused to give up its tail: ignoring that would corrupt every later token, so the
 // sequence is evaluated again from its start. Slow and correct; callers that heed can_roll_back do
-// not get here.
-void BlockDecoder::rebuild(int32_t seq_id) {
+// not get here. What was drawn stays drawn: a failure is told in the verdict, behind its tokens.
+void BlockDecoder::rebuild(int32_t seq_id, Verdict & verdict) {
     ++n_rebuilds_;
     const std::vector<llama_token> tokens = std::move(sequences_[seq_id].tokens);
     empty(seq_id);
-    for (size_t begin = 0; begin < tokens.size(); begin += config_.n_batch) {
-        const size_t end = std::min(begin + config_.n_batch, tokens.size());
-        evaluate(seq_id, {tokens.begin() + begin, tokens.begin() + end}, /*for_drafter*/ true);
+    try {
+        for (size_t begin = 0; begin < tokens.size(); begin += config_.n_batch) {
+            const size_t end = std::min(begin + config_.n_batch, tokens.size());
+            evaluate(seq_id, {tokens.begin() + begin, tokens.begin() + end}, /*for_drafter*/ true);
+        }
+    } catch (const Error & error) {
+        empty(seq_id);
+        const std::string what = error.what();
+        verdict.error = what.substr(0, what.find(';')) + "; sequence " + std::to_string(seq_id) +
+                        ", which had to be evaluated again, is empty now";
     }
 }
 
@@ -242,8 +252,10 @@ std::vector<Verdict> BlockDecoder::verify(
                                     /*all*/ false);
         }
     }
-    for (const int32_t seq_id : refused) {
-        rebuild(seq_id);
+    for (size_t s = 0; s < seq_ids.size(); ++s) {
+        if (std::count(refused.begin(), refused.end(), seq_ids[s]) > 0) {
+            rebuild(seq_ids[s], verdicts[s]);
+        }
     }
     return verdicts;
 }
@@ -263,14 +275,24 @@ Verdict BlockDecoder::emit(Sequence & seq, const std::vector<llama_token> & veri
             raw.assign(logits, logits + n_vocab_);
         }
         const auto position = static_cast<int32_t>(seq.tokens.size());
-        const Draw draw = sampler.draw({logits, n_vocab_}, position, seq.tokens,
-                                       /*with_grammar*/ true);
+        Draw draw;
+        try {
+            draw = sampler.draw({logits, n_vocab_}, position, seq.tokens, /*with_grammar*/ true);
+            if (draw.index >= 0) {
+                sampler.accept(draw.token);
+            }
+        } catch (const std::exception & error) {
+            // llama.cpp's grammar throws; the other sequences of the pass go on.
+            verdict.error =
+                "drawing failed at position " + std::to_string(position) + ": " + error.what() +
+                (sampler.params().grammar.empty() ? "" : "; write the grammar in another way");
+            return verdict;
+        }
         if (draw.index < 0) {
             verdict.error = "no token is allowed at position " + std::to_string(position) +
                             ": the grammar or the logit biases leave none";
             return verdict;
         }
-        sampler.accept(draw.token);
         verdict.tokens.push_back(draw.token);
         verdict.margins.push_back(draw.margin);
         if (!raw.empty()) {

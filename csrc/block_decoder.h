@@ -29,7 +29,8 @@ struct Verdict {
     int32_t n_accepted = 0;
     std::vector<float> margins;  // lead of each emitted token over the runner-up, in logits
     std::vector<std::vector<TokenLogprob>> logprobs;  // per token, when asked for
-    std::string error;  // why no further token could be drawn (grammar); empty: none
+    std::string error;  // why the sequence cannot go on: no token could be drawn, or its cache
+                        // could not be restored and is empty; empty: none
 };
 
 struct MemoryUse {
@@ -141,7 +142,7 @@ class BlockDecoder {
     void evaluate(int32_t seq_id, const std::vector<llama_token> & tokens, bool for_drafter);
     Verdict emit(Sequence & seq, const std::vector<llama_token> & verify_tokens, int32_t first_row);
     bool cut_target(int32_t seq_id);
-    void rebuild(int32_t seq_id);
+    void rebuild(int32_t seq_id, Verdict & verdict);
     void empty(int32_t seq_id);
     void open_drafter();
     void close_drafter();

@@ -9,6 +9,12 @@
 
 namespace dspark {
 
+namespace {
+
+constexpr float kMaxCertainty = 1e4f;  // of the only token that is allowed: traces take no infinity
+
+}  // namespace
+
 BlockDrafter::BlockDrafter(ModelPair & pair, const DecoderConfig & config, PassClock & clock)
     : pair_(pair), clock_(clock), features_(config.n_seq) {
     if (config.chain_in_graph) {
@@ -21,6 +27,10 @@ BlockDrafter::BlockDrafter(ModelPair & pair, const DecoderConfig & config, PassC
     const auto n_rows = static_cast<int32_t>(llama_n_ubatch(ctx()));
     block_batch_ = make_batch(config.n_seq * file().block_size, 0);
     inject_batch_ = make_batch(n_rows, pair.n_feature());
+    for (Features & features : features_) {
+        // Here, where a lack of memory costs no request; growing by itself takes up to twice that.
+        features.pending.reserve(static_cast<size_t>(kMaxPending) * pair.n_feature());
+    }
     const llama_rope_type rope = llama_model_rope_type(pair.drafter());
     has_four_positions_ = rope == LLAMA_ROPE_TYPE_MROPE || rope == LLAMA_ROPE_TYPE_IMROPE;
     if (has_four_positions_) {
@@ -200,7 +210,7 @@ Draft BlockDrafter::read(const DraftInput & input, int32_t first_row) {
         assumed = is_greedy ? drawn : assumed;
         before.push_back(drawn);
         draft.tokens.push_back(drawn);
-        draft.certainty.push_back(draw.margin);
+        draft.certainty.push_back(std::min(draw.margin, kMaxCertainty));
         if (file().has_confidence) {
             draft.confidence.push_back(confidence);
         }

@@ -1,11 +1,19 @@
 // BlockDecoder's memory: the drafter's, given up and taken back, and how much there is in use.
+#include <new>
+
 #include "block_decoder.h"
+#include "errors.h"
 #include "llama_ext.h"
 
 namespace dspark {
 
 void BlockDecoder::open_drafter() {
-    drafter_ = std::make_unique<BlockDrafter>(*pair_, config_, clock_);
+    try {
+        drafter_ = std::make_unique<BlockDrafter>(*pair_, config_, clock_);
+    } catch (const std::bad_alloc &) {
+        pair_->release_drafter_context();
+        throw Error(ErrorKind::pair, "no memory to draft with " + config_.drafter_path);
+    }
     graph_chain_reason_ = drafter_->graph_chain_reason();
     for (int32_t seq_id = 0; seq_id < config_.n_seq; ++seq_id) {
         drafter_->start_at(seq_id, static_cast<int32_t>(sequences_[seq_id].tokens.size()));

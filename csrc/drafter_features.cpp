@@ -28,7 +28,6 @@ void BlockDrafter::keep_features(int32_t seq_id, int32_t first_row, int32_t n_ro
 void BlockDrafter::append_features(Features & features, int32_t first_row, int32_t n_rows) {
     const auto n_embd = static_cast<size_t>(llama_model_n_embd(pair_.target()));
     const size_t n_feature = pair_.n_feature();
-    features.pending.reserve(kMaxPending * n_feature);  // growing by itself takes up to twice that
     const size_t old_size = features.pending.size();
     features.pending.resize(old_size + n_rows * n_feature);
     float * column = features.pending.data() + old_size;

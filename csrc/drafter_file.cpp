@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <numeric>
 
 namespace dspark {
 
@@ -71,14 +72,7 @@ void DrafterFile::check_layers() const {
         check("rope.dimension_count", key_length, 2, key_length) % 2 != 0) {
         file_.reject("dflash.rope.dimension_count must be even");
     }
-    int64_t n_section_dims = 0;
-    for (const int32_t n_dims : file_.read_int_array("dflash.rope.dimension_sections")) {
-        n_section_dims += std::clamp(n_dims, 0, 1 << 16);
-    }
-    if (n_section_dims > key_length) {
-        file_.reject("dflash.rope.dimension_sections has " + std::to_string(n_section_dims) +
-                     " dimensions but a key has " + std::to_string(key_length));
-    }
+    check_sections(key_length);
     const std::string scaling = file_.read_string("dflash.rope.scaling.type", "none");
     if (scaling != "none" && scaling != "linear" && scaling != "yarn" && scaling != "longrope") {
         file_.reject("dflash.rope.scaling.type is '" + scaling +
@@ -94,6 +88,26 @@ void DrafterFile::check_layers() const {
     if (eps_id < 0 || gguf_get_kv_type(file_.get(), eps_id) != GGUF_TYPE_FLOAT32 ||
         !(gguf_get_val_f32(file_.get(), eps_id) >= 0.0f)) {
         file_.reject(std::string(eps_key) + " is missing or not a number of at least 0");
+    }
+}
+
+// Without sections positions are plain; llama.cpp writes a single number out as four.
+void DrafterFile::check_sections(int64_t key_length) const {
+    const char * key = "dflash.rope.dimension_sections";
+    if (!file_.has(key)) {
+        return;
+    }
+    const std::vector<int32_t> sections = file_.read_int_array(key);
+    if (sections.size() != 4 || *std::min_element(sections.begin(), sections.end()) < 0) {
+        file_.reject(std::string(key) + " must be four integers of at least 0");
+    }
+    const int64_t n_dims = std::accumulate(sections.begin(), sections.end(), int64_t{0});
+    if (n_dims > key_length) {
+        file_.reject(std::string(key) + " has " + std::to_string(n_dims) +
+                     " dimensions but a key has " + std::to_string(key_length));
+    }
+    if (n_dims > 0 && n_dims == sections[3]) {
+        file_.reject(std::string(key) + " has dimensions in its last section only");
     }
 }
 

@@ -39,6 +39,7 @@ class DrafterFile {
   private:
     void read_metadata();
     void check_layers() const;
+    void check_sections(int64_t key_length) const;
     void check_tensors() const;
     void read_tensors();
 

@@ -10,6 +10,7 @@
 #include <unistd.h>
 #endif
 
+#include <algorithm>
 #include <cstring>
 #include <string_view>
 #include <unordered_set>
@@ -152,6 +153,9 @@ FileTensor GgufFile::find_tensor(const char * name) const {
     FileTensor tensor;
     tensor.type = gguf_get_tensor_type(gguf_.get(), id);
     const int64_t * ne = gguf_get_tensor_ne(gguf_.get(), id);
+    if (std::count(ne, ne + GGML_MAX_DIMS, 0) > 0) {
+        reject(std::string("tensor ") + name + " is empty");
+    }
     tensor.n_columns = ne[0];
     tensor.n_rows = ne[1];
     const size_t begin =
@@ -181,6 +185,16 @@ void GgufFile::check_vocabulary() const {
         if (!text.empty() && !texts.insert(text).second) {
             reject("its vocabulary has the text '" + std::string(text) +
                    "' twice, again as token " + std::to_string(token));
+        }
+    }
+    for (size_t token = 0; token < gguf_get_arr_n(gguf_.get(), id); ++token) {
+        if (*gguf_get_arr_str(gguf_.get(), id, token) != '\0') {
+            continue;
+        }
+        const std::string name = "[EMPTY_" + std::to_string(token) + "]";
+        if (texts.count(name) > 0) {
+            reject("its vocabulary has the text '" + name + "', which llama.cpp gives to token " +
+                   std::to_string(token) + ", whose own is empty");
         }
     }
 }

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cctype>
 #include <cstdio>
+#include <cstring>
 #include <map>
 #include <vector>
 
@@ -18,6 +19,10 @@ constexpr unsigned long long kMaxRepetition = 2000;
 
 // `text` begins with the brace of {low}, {low,} or {low,high}.
 void check_repetition(const char * text) {
+    if (text[std::strcspn(text, "#}")] == '#') {  // llama.cpp reads on behind it, sscanf does not
+        throw Error(ErrorKind::value,
+                    "the grammar has a comment between { and }; write it outside of them");
+    }
     unsigned long long low = 0;
     unsigned long long high = 0;
     const int n_read = std::sscanf(text, "{ %llu , %llu", &low, &high);
@@ -34,7 +39,8 @@ void check_repetition(const char * text) {
 }
 
 // llama.cpp's parser recurses into parentheses and writes repetitions out, without limits that
-// protect the stack and the memory. Braces in literals, character classes and comments are text.
+// protect the stack and the memory. Braces in literals, character classes, tokens in angle brackets
+// and comments are text.
 void check_limits(const std::string & grammar) {
     if (grammar.size() > kMaxGrammarBytes) {
         throw Error(ErrorKind::value, "the grammar has " + std::to_string(grammar.size()) +
@@ -44,18 +50,18 @@ void check_limits(const std::string & grammar) {
     if (grammar.find('\0') != std::string::npos) {
         throw Error(ErrorKind::value, "the grammar holds a zero byte, where llama.cpp would stop");
     }
-    char closer = 0;  // what ends the text we are in; 0: none
+    char closer = 0;  // what ends the text we are in; '\n': a line's end; 0: none
     int depth = 0;
     for (size_t i = 0; i < grammar.size(); ++i) {
         const char c = grammar[i];
         if (closer != 0) {
-            if (c == '\\' && closer != '\n') {
+            if (c == '\\' && closer != '\n' && closer != '>') {
                 ++i;
-            } else if (c == closer) {
+            } else if (c == closer || (closer == '\n' && c == '\r')) {
                 closer = 0;
             }
-        } else if (c == '"' || c == '[' || c == '#') {
-            closer = c == '"' ? '"' : c == '[' ? ']' : '\n';
+        } else if (c == '"' || c == '[' || c == '<' || c == '#') {
+            closer = c == '"' ? '"' : c == '[' ? ']' : c == '<' ? '>' : '\n';
         } else if (c == '(' && ++depth > kMaxGrammarDepth) {
             throw Error(ErrorKind::value, "the grammar nests parentheses deeper than " +
                                               std::to_string(kMaxGrammarDepth));
@@ -225,7 +231,7 @@ class OptionalRows {
     void skip_blanks() {
         while (at_ < text_.size()) {
             if (text_[at_] == '#') {
-                at_ = std::min(text_.find('\n', at_), text_.size());
+                at_ = std::min(text_.find_first_of("\r\n", at_), text_.size());
             } else if (std::isspace(static_cast<unsigned char>(text_[at_]))) {
                 ++at_;
             } else {
@@ -251,8 +257,9 @@ class OptionalRows {
         return begins;
     }
 
-    // A literal, a class, a token in angle brackets, or a character of its own.
+    // A literal, a class, a token in angle brackets or any other one, or a character of its own.
     void skip_element() {
+        at_ += text_.compare(at_, 2, "!<") == 0 ? 1 : 0;
         const char c = text_[at_++];
         const char closer = c == '"' ? '"' : c == '[' ? ']' : c == '<' ? '>' : 0;
         while (closer != 0 && at_ < text_.size()) {

@@ -40,8 +40,9 @@ std::mutex & LogCapture::mutex() {
 }
 
 void LogCapture::collect(ggml_log_level level, const char * text, void * self) {
-    if (level == GGML_LOG_LEVEL_ERROR && std::strlen(text) > 1) {
-        auto & capture = *static_cast<LogCapture *>(self);
+    auto & capture = *static_cast<LogCapture *>(self);
+    if (std::this_thread::get_id() == capture.loader_ && level == GGML_LOG_LEVEL_ERROR &&
+        std::strlen(text) > 1) {
         // The first error names the cause; later ones only say that loading failed.
         if (capture.first_error_.empty()) {
             capture.first_error_ = text;

@@ -5,6 +5,7 @@
 #include <functional>
 #include <mutex>
 #include <string>
+#include <thread>
 
 #include "errors.h"
 #include "llama-cpp.h"
@@ -25,7 +26,8 @@ struct LoadProgress {
 };
 
 // Collects llama.cpp's error lines while it loads a file, to put the first one into our message.
-// The callback is global to the process, so one load at a time has it.
+// The callback is global to the process, so one load at a time has it, and lines of other threads
+// are not its own.
 class LogCapture {
   public:
     LogCapture();
@@ -40,6 +42,7 @@ class LogCapture {
     static void collect(ggml_log_level level, const char * text, void * self);
 
     const std::lock_guard<std::mutex> lock_;
+    const std::thread::id loader_ = std::this_thread::get_id();
     ggml_log_callback callback_ = nullptr;
     void * user_data_ = nullptr;
     std::string first_error_;

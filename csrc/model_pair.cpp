@@ -101,10 +101,14 @@ void ModelPair::load_target(const DecoderConfig & config, LoadProgress progress)
                                           " is a drafter; give it as drafter, with its target");
     }
     if (!llama_model_has_decoder(target_) || llama_model_has_encoder(target_) ||
-        llama_model_is_diffusion(target_) || llama_vocab_n_tokens(vocab()) == 0) {
+        llama_model_is_diffusion(target_)) {
         throw Error(ErrorKind::model, "architecture '" + arch +
                                           "' does not decode text token by token; give a causal "
                                           "language model with a tokenizer");
+    }
+    if (llama_vocab_type(vocab()) == LLAMA_VOCAB_TYPE_NONE || llama_vocab_n_tokens(vocab()) == 0) {
+        throw Error(ErrorKind::model,
+                    "the model has no tokenizer; give a causal language model with one");
     }
     is_recurrent_ = llama_model_is_recurrent(target_) || llama_model_is_hybrid(target_);
 

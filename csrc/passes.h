@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <exception>
 #include <memory>
+#include <new>
 
 #include "llama.h"
 
@@ -20,7 +21,11 @@ using BatchPtr = std::unique_ptr<llama_batch, BatchDeleter>;
 
 // Room for n_rows tokens, or for n_rows rows of n_feature floats.
 inline BatchPtr make_batch(int32_t n_rows, int32_t n_feature) {
-    return BatchPtr(new llama_batch(llama_batch_init(n_rows, n_feature, 1)));
+    BatchPtr batch(new llama_batch(llama_batch_init(n_rows, n_feature, 1)));
+    if (!batch->token && !batch->embd) {  // llama.cpp does not check its malloc
+        throw std::bad_alloc();
+    }
+    return batch;
 }
 
 // Appends a row and returns its index; the caller sets its token or its features.

@@ -91,6 +91,9 @@ bool Sampler::plain_greedy() const {
 
 Draw Sampler::draw(LogitRow row, int32_t position, const std::vector<llama_token> & before,
                    bool with_grammar) {
+    if (with_grammar && is_grammar_lost_) {
+        return {};  // llama.cpp would assert
+    }
     apply_penalties(row, before);
     apply_logit_bias(row);
     const bool noisy = params_.temperature > 0.0f;
@@ -106,7 +109,9 @@ Draw Sampler::draw(LogitRow row, int32_t position, const std::vector<llama_token
 
 void Sampler::accept(llama_token token) {
     if (grammar_) {
+        is_grammar_lost_ = true;
         llama_sampler_accept(grammar_.get(), token);
+        is_grammar_lost_ = false;
     }
 }
 
@@ -242,7 +247,11 @@ Draw Sampler::gumbel_argmax(LogitRow row, int32_t position) {
             }
         }
     }
-    const double margin = (best - second) * params_.temperature;
+    double margin = (best - second) * params_.temperature;
+    if (second == kNegInf && top.second >= 0) {
+        // One token survived the truncation: another one wins only if the edge moves as far as it.
+        margin = row.logits[top.first] - row.logits[top.second];
+    }
     return {winner, row.token(winner), static_cast<float>(margin)};
 }
 

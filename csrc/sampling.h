@@ -48,7 +48,8 @@ class Sampler {
     Draw draw(LogitRow row, int32_t position, const std::vector<llama_token> & before,
               bool with_grammar);
 
-    // Moves the grammar; only for tokens that are emitted.
+    // Moves the grammar, for tokens that are emitted. What llama.cpp throws is passed on; nothing
+    // is allowed from then on.
     void accept(llama_token token);
 
   private:
@@ -65,6 +66,7 @@ class Sampler {
 
     SamplingParams params_;
     std::unique_ptr<llama_sampler, SamplerDeleter> grammar_;
+    bool is_grammar_lost_ = false;               // it threw and has no state left to go on from
     std::vector<llama_token_data> grammar_row_;  // scratch
     std::vector<float> scratch_;
 };

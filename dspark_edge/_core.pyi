@@ -81,7 +81,8 @@ class DrafterFile:
 
 class Draft(NamedTuple):
     """A draft for one sequence. tokens [n_draft]; confidence [n_draft], 0..1, or empty without a
-    confidence head; certainty [n_draft]: lead of the drawn token over the runner-up, in logits."""
+    confidence head; certainty [n_draft]: lead of the drawn token over the runner-up, in logits, at
+    most 1e4."""
 
     tokens: list[int]
     confidence: list[float]
@@ -89,9 +90,10 @@ class Draft(NamedTuple):
 
 class Verdict(NamedTuple):
     """What a sequence gained: tokens [n_accepted + 1], the last one being the next anchor (unless
-    error says why none could be drawn); margins [same]: lead over the runner-up, in logits;
-    logprobs [same], when asked for: (token, log-probability) of the emitted token, then of the
-    likeliest ones."""
+    none could be drawn); margins [same]: lead over the runner-up, in logits, where that was cut off
+    too, and inf where there is none; logprobs [same], when asked for: (token, log-probability) of
+    the emitted token, then of the likeliest ones; error: why the sequence cannot go on (no token
+    could be drawn, or its cache could not be restored and is empty), or ""."""
 
     tokens: list[int]
     n_accepted: int
@@ -157,7 +159,7 @@ class BlockDecoder:
 
         for_drafter: whether the drafter takes them all; otherwise it sees no more than the last.
         The last token of a prompt is left out: it is the first anchor. Raises ContextFullError,
-        and DecodeError with the sequence as before.
+        and DecodeError with the sequence as before (a recurrent one may have been emptied).
         """
 
     def rewind(self, seq_id: int, n_keep: int) -> int:

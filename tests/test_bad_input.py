@@ -307,6 +307,8 @@ def test_a_grammar_that_would_exhaust_memory_is_refused(decoder: _core.BlockDeco
         'root ::= ("b" x{64} "c"?){3}\nx ::= "a" |',
         'root ::= "b" x x\nx ::= y{8}\ny ::= [a]* "c"? "d"? "e"? "f"?',
         'root ::= ("b" ("a"?){40}) ("c"? "d"?){20} # }',
+        'root ::= # ends with the line\r ("a"?){100}',
+        "root ::= " + "!<[1]>? " * 100,
     ],
 )
 def test_a_grammar_that_would_take_forever_is_refused(
@@ -316,6 +318,18 @@ def test_a_grammar_that_would_take_forever_is_refused(
     limit = "elements in a row that can all be left out; the limit is 64: repeat something that"
     with pytest.raises(ValueError, match=limit):
         decoder.check_sampling(_core.SamplingConfig(grammar=grammar))
+
+
+@pytest.mark.parametrize(
+    "grammar",
+    ['root ::= ("a"{5 #\n,6})', 'root ::= (("a"?){ #\n100})', 'root ::= ("a"{5,# }\n6})'],
+)
+def test_a_comment_between_braces_is_refused(grammar: str, decoder: _core.BlockDecoder) -> None:
+    # llama.cpp reads {5,2} behind such a comment, and adds rules until the memory is gone.
+    config = _core.SamplingConfig(grammar=grammar)
+    assert message(ValueError, lambda: decoder.check_sampling(config)) == (
+        "the grammar has a comment between { and }; write it outside of them"
+    )
 
 
 def test_a_grammar_that_nests_rules_too_deeply_is_refused(decoder: _core.BlockDecoder) -> None:
@@ -334,6 +348,8 @@ def test_a_grammar_that_nests_rules_too_deeply_is_refused(decoder: _core.BlockDe
         'root ::= "(\\"a\\"?){100}" [("a"?){100}]{9}',
         'root ::= expr\nexpr ::= "-" expr ws | [0-9]+\nws ::= | " " ws',
         'root ::= x{60}\nx ::= "a"?',
+        'root ::= "a" # a " or { or (\r\n  # and a \'\r\nx ::= "b"{2}',
+        'root ::= <[34]> !<|bos|>* "(\\"a\\"?){100}" # <"',
     ],
 )
 def test_an_ordinary_grammar_with_repetitions_is_taken(
@@ -525,6 +541,15 @@ def test_a_target_that_cannot_be_tapped_takes_no_drafter(
     )
 
 
+def test_a_target_without_a_tokenizer_is_named(tmp_path: Path) -> None:
+    metadata = {f"tokenizer.ggml.{key}": None for key in ("tokens", "token_type", "merges")}
+    spec = TargetSpec(metadata={**metadata, "tokenizer.ggml.model": "none"})
+    path = write_llama(tmp_path / "mute.gguf", spec)
+    assert message(ModelError, lambda: decoder_of(path)) == (
+        "the model has no tokenizer; give a causal language model with one"
+    )
+
+
 WRONG_METADATA = {
     "block_size missing": (
         {"dflash.block_size": None},
@@ -566,6 +591,18 @@ WRONG_METADATA = {
     "rope sections": (
         {"dflash.rope.dimension_sections": [100, 0, 0, 0]},
         "dflash.rope.dimension_sections has 100 dimensions but a key has 16",
+    ),
+    "negative rope sections": (
+        {"dflash.rope.dimension_sections": [8, -8, 0, 0]},
+        "dflash.rope.dimension_sections must be four integers of at least 0",
+    ),
+    "a single rope section": (
+        {"dflash.rope.dimension_sections": 8},
+        "dflash.rope.dimension_sections must be four integers of at least 0",
+    ),
+    "the last rope section alone": (
+        {"dflash.rope.dimension_sections": [0, 0, 0, 8]},
+        "dflash.rope.dimension_sections has dimensions in its last section only",
     ),
     "rope scaling": (
         {"dflash.rope.scaling.type": "zz"},
@@ -618,6 +655,14 @@ WRONG_TENSORS = {
     "a scale of many numbers": (
         DrafterSpec(tensors={"markov_w2.scale": np.ones(4096, np.float32)}),
         "tensor markov_w2.scale must be one number",
+    ),
+    "a scale of no number": (
+        DrafterSpec(tensors={"markov_w2.scale": np.zeros((0, 1), np.float32)}),
+        "tensor markov_w2.scale is empty",
+    ),
+    "a bias of no number": (
+        DrafterSpec(tensors={"conf_proj.bias": np.zeros((0, 1), np.float32)}),
+        "tensor conf_proj.bias is empty",
     ),
     "a promised confidence head": (
         DrafterSpec(tensors={"conf_proj.weight": None}),
@@ -853,6 +898,25 @@ def test_drafters_with_nonsense_in_any_number_are_refused_or_run(
             cases.append({"path": str(path)})
     ended = outcomes("drafter", tiny_llama, tiny_drafter, tmp_path, cases)
     assert [end for end in ended if end[1] not in ("ok", "refused")] == []
+
+
+def test_files_that_would_stop_the_process_are_refused(
+    tiny_llama: Path, tiny_drafter: Path, tmp_path: Path
+) -> None:
+    # llama.cpp calls an empty text [EMPTY_i], and asserts that all texts differ.
+    twice = {"tokenizer.ggml.tokens": ["", "[EMPTY_0]", *vocabulary()[2:]]}
+    drafters = [
+        DrafterSpec(draft_vocab=96, tensors={"d2t": np.zeros(0, np.int64)}),
+        DrafterSpec(metadata=twice),
+    ]
+    cases = [
+        {"path": str(write_drafter(tmp_path / f"{i}.gguf", spec))}
+        for i, spec in enumerate(drafters)
+    ]
+    ended = outcomes("drafter", tiny_llama, tiny_drafter, tmp_path, cases)
+    case = {"path": str(write_llama(tmp_path / "target.gguf", TargetSpec(metadata=twice)))}
+    ended += outcomes("target", tiny_llama, tiny_drafter, tmp_path, [case])
+    assert [end for _, end in ended] == ["refused"] * 3
 
 
 def test_a_target_cut_anywhere_is_refused(

@@ -7,6 +7,11 @@ last bits, so a text may leave plain's only where plain's winner led by less tha
 from __future__ import annotations
 
 import itertools
+import json
+import os
+import shutil
+import subprocess
+import sys
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -308,6 +313,31 @@ def test_drafts_with_penalties_and_bias_obey_them(tiny_llama: Path, tiny_drafter
     assert decoder.draft([0], [anchor])[0].tokens == []
 
 
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"top_k": 1},
+        {"top_p": 0.5},
+        {"min_p": 1.0},
+        {"logit_bias": [(t, -np.inf) for t in range(320) if t != 77]},
+    ],
+    ids=("top_k", "top_p", "min_p", "logit_bias"),
+)
+def test_a_draft_of_the_only_token_left_has_a_finite_certainty(
+    options: dict[str, object], tiny_llama: Path, tiny_drafter: Path
+) -> None:
+    decoder = make_decoder(tiny_llama, tiny_drafter)
+    anchor = start(decoder, sampled(0.0))
+    greedy = decoder.draft([0], [anchor])[0]
+    decoder.open_sequence(0, _core.SamplingConfig(temperature=1.0, **options))  # type: ignore[arg-type]
+    draft = decoder.draft([0], [anchor])[0]
+    assert np.isfinite(draft.certainty).all()
+    assert len(draft.certainty) == 4
+    if "top_k" in options:
+        assert draft.tokens == greedy.tokens
+        assert draft.certainty == pytest.approx(greedy.certainty, abs=1e-4)
+
+
 # ---------------------------------------------------------------- speculation changes no token
 
 
@@ -402,6 +432,26 @@ def test_a_grammar_that_leaves_no_token_says_so(tiny_llama: Path) -> None:
         f"no token is allowed at position {len(PROMPT) + 2}: "
         "the grammar or the logit biases leave none"
     )
+
+
+def test_a_grammar_that_fails_ends_its_own_sequence_only(tiny_llama: Path) -> None:
+    # llama.cpp allows a piece that goes on where a token is due, and throws when it takes it.
+    decoder = make_decoder(tiny_llama, n_seq=2)
+    sampling = _core.SamplingConfig(
+        grammar='root ::= "a" !<[0]>*', logit_bias=[(token_id("as"), 100.0)]
+    )
+    anchor = start(decoder, sampling)
+    other = start(decoder, sampled(0.0), prompt=OTHER_PROMPT, seq_id=1)
+    failed, fine = decoder.verify([0, 1], [[anchor, 97, 97], [other]])
+    assert failed.tokens == []
+    assert failed.error.startswith(f"drawing failed at position {len(PROMPT)}: Unexpected empty")
+    assert failed.error.endswith("; write the grammar in another way")
+    alone = make_decoder(tiny_llama)
+    (plain,) = alone.verify([0], [[start(alone, sampled(0.0), prompt=OTHER_PROMPT)]])
+    assert (fine.tokens, fine.error) == (plain.tokens, "")
+    assert [decoder.n_past(seq_id) for seq_id in (0, 1)] == [len(PROMPT), len(OTHER_PROMPT)]
+    again = decoder.verify([0], [[97]])[0]
+    assert again.error.startswith(f"no token is allowed at position {len(PROMPT) + 1}")
 
 
 def test_the_seed_decides_the_text_and_nothing_else_does(tiny_llama: Path) -> None:
@@ -646,6 +696,94 @@ def test_opening_an_open_sequence_changes_its_sampling_and_keeps_its_cache(
 
 
 # ---------------------------------------------------------------- ends
+
+
+# A llama_decode in front of llama.cpp's: the pass that it was told of fails.
+FAILING_SOURCE = """
+#include <dlfcn.h>
+struct batch { int n_tokens; void * fields[6]; };
+static int (*decode)(void *, struct batch);
+static int left, code;
+void fail(const char * library, int nth_pass, int with_code) {
+    decode = dlsym(dlopen(library, RTLD_NOW | RTLD_NOLOAD), "llama_decode");
+    left = nth_pass;
+    code = with_code;
+}
+int llama_decode(void * ctx, struct batch batch) {
+    return left > 0 && --left == 0 ? code : decode(ctx, batch);
+}
+"""
+FAILING_PASSES = """
+import ctypes, json, sys
+from pathlib import Path
+from test_block_decoder import OTHER_PROMPT, PROMPT, make_decoder, sampled, start
+from dspark_edge.errors import DecodeError
+
+maps = open("/proc/self/maps").read().split()
+library = next(word for word in maps if "/libllama.so" in word).encode()
+fail = lambda nth_pass, code: ctypes.CDLL(None).fail(library, nth_pass, code)
+fail(0, 0)
+told = []
+for path, code in (sys.argv[1], -3), (sys.argv[2], 1), (sys.argv[2], -3):
+    decoder = make_decoder(Path(path), n_seq=2)
+    anchors = [start(decoder, sampled(0.0), seq_id=seq_id) for seq_id in (0, 1)]
+    fail(1, code)
+    try:
+        decoder.verify([0, 1], [[anchors[0], 1, 2], [anchors[1], 1, 2]])
+    except DecodeError as error:
+        told.append([str(error), decoder.n_past(0), decoder.n_past(1)])
+decoder = make_decoder(Path(sys.argv[3]), n_seq=2)
+anchors = [start(decoder, sampled(0.0), seq_id=seq_id) for seq_id in (0, 1)]
+fail(2, -3)
+wrong, right = decoder.verify([0, 1], [[anchors[0], 1], [anchors[1]]])
+told.append([wrong, right, decoder.n_past(0), decoder.n_past(1)])
+print(json.dumps(told))
+"""
+
+
+@pytest.mark.skipif(
+    sys.platform != "linux" or shutil.which("cc") is None, reason="needs LD_PRELOAD and a compiler"
+)
+def test_a_failed_pass_empties_what_it_may_have_spoilt_and_keeps_what_was_drawn(
+    tiny_llama: Path, tiny_lfm2: Path, tiny_mamba: Path, tmp_path: Path
+) -> None:
+    source, library = tmp_path / "failing.c", tmp_path / "failing.so"
+    source.write_text(FAILING_SOURCE)
+    subprocess.run(["cc", "-shared", "-fPIC", "-o", library, source, "-ldl"], check=True)
+    run = subprocess.run(
+        [sys.executable, "-c", FAILING_PASSES, *map(str, (tiny_llama, tiny_lfm2, tiny_mamba))],
+        env=os.environ
+        | {
+            "LD_PRELOAD": str(library),
+            "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *sys.path]),
+        },
+        check=True,
+        capture_output=True,
+        text=True,
+    )
+    *failed, (wrong, right, *n_past) = json.loads(run.stdout.splitlines()[-1])
+    n, start_of = len(PROMPT) - 1, "llama.cpp could not evaluate a batch of"
+    as_before = "; the sequences are as before"
+    # Only a recurrent state is in doubt, and not where llama.cpp says that nothing happened.
+    assert failed == [
+        [f"{start_of} 6 tokens (code -3){as_before}", n, n],
+        [f"{start_of} 6 tokens (code 1, no free cells in the cache){as_before}", n, n],
+        [
+            f"{start_of} 6 tokens (code -3); sequence 0 had to be emptied; "
+            "sequence 1 had to be emptied",
+            0,
+            0,
+        ],
+    ]
+    # A cache that refuses to be cut is evaluated again, behind a pass whose tokens are drawn.
+    wrong, right = _core.Verdict(*wrong), _core.Verdict(*right)
+    assert wrong.tokens == right.tokens
+    assert (len(right.tokens), right.error) == (1, "")
+    assert wrong.error == (
+        f"{start_of} {n + 1} tokens (code -3); sequence 0, which had to be evaluated again, "
+        "is empty now"
+    )
+    assert n_past == [0, n + 1]
 
 
 def test_nothing_behind_an_end_token_is_accepted(tiny_llama: Path) -> None:

@@ -441,6 +441,55 @@ for room_mb in (1, 40):  # not enough for the weights; for the weights and not f
     assert out.splitlines() == ["PairError False", "True 4"] * 2
 
 
+# An operator new in front of the library's: there is no memory for pieces of one size.
+SCARCE = """
+#include <cstdlib>
+#include <new>
+static std::size_t missing;
+extern "C" void have_none_of(std::size_t n_bytes) { missing = n_bytes; }
+void * operator new(std::size_t n_bytes) {
+    void * memory = n_bytes == missing ? nullptr : std::malloc(n_bytes);
+    if (memory == nullptr) throw std::bad_alloc();
+    return memory;
+}
+void operator delete(void * memory) noexcept { std::free(memory); }
+void operator delete(void * memory, std::size_t) noexcept { std::free(memory); }
+"""
+
+
+@pytest.mark.skipif(
+    sys.platform != "linux" or shutil.which("c++") is None, reason="needs LD_PRELOAD and a compiler"
+)
+def test_a_return_without_memory_for_features_is_an_error_and_the_next_one_works(
+    pair: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source, library = tmp_path / "scarce.cpp", tmp_path / "scarce.so"
+    source.write_text(SCARCE)
+    subprocess.run(["c++", "-shared", "-fPIC", "-o", library, source], check=True)
+    monkeypatch.setenv("LD_PRELOAD", str(library))
+    out = in_child(
+        """
+import ctypes, sys
+from test_drafter_release import PROMPT, PairError, decoder_of, start
+have_none_of = ctypes.CDLL(None).have_none_of
+decoder = decoder_of(*sys.argv[1:3])
+decoder.release_drafter_context()
+have_none_of(128 * 128 * 4)  # features that wait for a draft, of one sequence
+try:
+    decoder.load_drafter()
+except PairError as error:
+    print(error)
+anchor = start(decoder, 0, PROMPT)
+print(decoder.has_drafter, len(decoder.verify([0], [[anchor]])[0].tokens))
+have_none_of(0)
+decoder.load_drafter()
+print(decoder.has_drafter, len(decoder.draft([0], [anchor])[0].tokens))
+""",
+        *pair,
+    )
+    assert out.splitlines() == [f"no memory to draft with {pair[1]}", "False 1", "True 4"]
+
+
 # ---------------------------------------------------------------- files
 
 

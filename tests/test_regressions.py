@@ -9,8 +9,16 @@ import sys
 import threading
 from pathlib import Path
 
+import llama_cpp
 import pytest
-from tiny_models import DrafterSpec, TargetSpec, write_drafter, write_gemma3, write_lfm2
+from tiny_models import (
+    DrafterSpec,
+    TargetSpec,
+    write_drafter,
+    write_gemma3,
+    write_lfm2,
+    write_llama,
+)
 
 from dspark_edge import Engine, ModelError, SamplingParams, _core
 from dspark_edge.interrupts import Uninterrupted
@@ -48,6 +56,8 @@ def test_a_hybrid_target_speculates_with_one_sequence_only(tmp_path: Path) -> No
     ("grammar", "message"),
     [
         ("root ::= " + "(" * 300 + '"a"' + ")" * 300, "nests parentheses deeper than 256"),
+        ("root ::= # c\r" + "(" * 300 + '"a"' + ")" * 300, "nests parentheses deeper than 256"),
+        ('root ::= <"> ' + "(" * 300 + '"a"' + ")" * 300, "nests parentheses deeper than 256"),
         ('root ::= "a"{0,50000}', "repeats something 50000 times; the limit is 2000"),
         ('root ::= "' + "a" * 300_000 + '"', "has 300011 bytes; the limit is 262144"),
     ],
@@ -79,6 +89,29 @@ def test_models_can_be_loaded_in_several_threads_at_once(tmp_path: Path) -> None
     for thread in threads:
         thread.join()
     assert len(errors) == 8
+
+
+def test_a_load_that_fails_gives_its_own_reason(tmp_path: Path) -> None:
+    """llama.cpp's log is one for all threads."""
+    without = TargetSpec(tensors={"output_norm.weight": None})
+    headless = write_llama(tmp_path / "headless.gguf", without)
+    is_done = threading.Event()
+
+    def fail_otherwise() -> None:
+        while not is_done.is_set():
+            llama_cpp.llama_model_load_from_file(
+                b"another.gguf", llama_cpp.llama_model_default_params()
+            )
+
+    other = threading.Thread(target=fail_otherwise)
+    other.start()
+    try:
+        for _ in range(20):
+            with pytest.raises(ModelError, match=r"tensor 'output_norm\.weight' not found"):
+                _core.BlockDecoder(_core.DecoderConfig(target_path=str(headless)))
+    finally:
+        is_done.set()
+        other.join()
 
 
 def test_a_context_smaller_than_a_profile_can_be_loaded(tiny_llama: Path, tmp_path: Path) -> None:

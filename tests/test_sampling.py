@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
@@ -94,6 +94,10 @@ def assert_same_draw(
     assert token == int(expected.argmax())
     second, first = np.sort(expected)[-2:]
     unit = chain.temperature or 1.0
+    if second == -math.inf:  # one survivor of the truncation: its lead over what was cut off
+        uncut = scores(logits, replace(chain, temperature=0.0), position, before)
+        second, first = np.sort(uncut)[-2:]
+        unit = 1.0
     assert margin == pytest.approx((first - second) * unit, rel=1e-5, abs=1e-5 * unit)
 
 
@@ -217,6 +221,14 @@ def test_a_single_allowed_token_wins_with_an_infinite_margin() -> None:
     for temperature in (0.0, 1.0):
         chain = Chain(temperature=temperature, top_p=0.5)
         assert _core.draw_token(row, chain.config(), 1) == (417, math.inf)
+
+
+@pytest.mark.parametrize("chain", [Chain(top_p=0.5), Chain(top_k=1), Chain(min_p=0.9)], ids=str)
+def test_the_margin_of_a_lone_survivor_is_its_lead_over_what_was_cut_off(chain: Chain) -> None:
+    row = np.array([1.0, 4.0, 1.5, -2.0], np.float32)
+    for temperature in (0.5, 1.0):
+        config = replace(chain, temperature=temperature).config()
+        assert _core.draw_token(row, config, 1) == (1, 2.5)
 
 
 def test_a_row_without_an_allowed_token_gives_token_minus_one() -> None:
