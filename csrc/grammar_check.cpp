@@ -178,8 +178,9 @@ class OptionalRows {
         }
         const std::string name = take_name();
         if (name.empty()) {
+            const bool is_empty = text_.compare(at_, 2, "\"\"") == 0;
             skip_element();
-            return {};
+            return {is_empty, 0, 0};
         }
         return rule(name, depth);
     }

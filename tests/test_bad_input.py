@@ -309,6 +309,8 @@ def test_a_grammar_that_would_exhaust_memory_is_refused(decoder: _core.BlockDeco
         'root ::= ("b" ("a"?){40}) ("c"? "d"?){20} # }',
         'root ::= # ends with the line\r ("a"?){100}',
         "root ::= " + "!<[1]>? " * 100,
+        'root ::= x{100}\nx ::= "a" | ""',
+        'root ::= ("a" "" | "" ""){100}',
     ],
 )
 def test_a_grammar_that_would_take_forever_is_refused(
@@ -350,6 +352,7 @@ def test_a_grammar_that_nests_rules_too_deeply_is_refused(decoder: _core.BlockDe
         'root ::= x{60}\nx ::= "a"?',
         'root ::= "a" # a " or { or (\r\n  # and a \'\r\nx ::= "b"{2}',
         'root ::= <[34]> !<|bos|>* "(\\"a\\"?){100}" # <"',
+        'root ::= ("a" ""){1000} "\\"" x{60}\nx ::= "" | "a"',
     ],
 )
 def test_an_ordinary_grammar_with_repetitions_is_taken(
