@@ -318,7 +318,9 @@ class Speculation:
             self._lose_drafter(f"the drafter failed: {error}")
             return []
         draft_s = self._draft_s = time.perf_counter() - start
-        if self._competition.is_probe:  # it also injects what piled up while parked
+        if (
+            self.mode == "auto" and self._competition.is_probe
+        ):  # it also injects what piled up while parked
             self._competition.observe_probe(draft_s)
         else:
             self._later.append((self._cost.observe_draft, (len(requests), draft_s)))

@@ -286,6 +286,12 @@ def test_total_variation_blends_in_over_the_second_half() -> None:
     assert weights_at(1.0) == Weights(pytest.approx(0.1), pytest.approx(0.9))
 
 
+@pytest.mark.parametrize("taps", [(0, 0), (1, 2, 1), (-1, 2), (1, 4)])
+def test_layers_that_cannot_be_tapped_are_refused(tiny_llama: Path, taps: tuple[int, ...]) -> None:
+    with pytest.raises(ValueError, match="it must be different layers from 0 to 3"):
+        TargetFile(tiny_llama).shape(n_layer=1, block_size=4, rank=8, taps=taps)
+
+
 def test_taps_are_spread_over_the_layers_that_exist() -> None:
     assert spread_taps(30) == (2, 8, 15, 22, 28)
     assert spread_taps(4) == (1, 2, 3)

@@ -75,7 +75,15 @@ class TargetFile:
     def shape(
         self, *, n_layer: int, block_size: int, rank: int, taps: Sequence[int] | None
     ) -> Shape:
-        """A drafter for this target. taps: None for evenly spread ones."""
+        """A drafter for this target. taps: None for evenly spread ones.
+
+        Raises ValueError for layers that the target does not have, or that are named twice.
+        """
+        if taps and (len(set(taps)) < len(taps) or not 0 <= min(taps) <= max(taps) < self.n_layer):
+            raise ValueError(
+                f"--taps is {' '.join(map(str, taps))}; it must be different layers from 0 to "
+                f"{self.n_layer - 1}"
+            )
         n_head = self.number("attention.head_count")
         base = self._value(f"{self.arch}.rope.freq_base", 10000.0)
         eps = self._value(f"{self.arch}.attention.layer_norm_rms_epsilon", 1e-5)
