@@ -621,7 +621,7 @@ def test_a_grammar_is_not_blamed_for_all_its_rounds_when_a_step_is_slow(
     )
     monkeypatch.setattr(time, "thread_time", lambda: cpu_s[0])
     settings = tiny_settings(tiny_llama, limits=Limits(grammar_s=1.0))
-    with running(settings, lambda *_: engine_on(decoder)) as server:
+    with running(settings, lambda *_: engine_on(decoder, "off", None)) as server:
         response = server.chat(response_format={"type": "json_object"})
     assert response.status_code == 200, error_of(response)["message"]
     assert next(rounds) > 6
