@@ -80,7 +80,7 @@ class Collector:
                     yield source.draw()
                     continue
                 prompt = source.prompt(number)
-                if 2 <= len(prompt) <= self._settings.max_prompt:
+                if self._fits(prompt):
                     n_begun += 1
                     yield self._job(number, prompt)
                 number = next(numbers)
@@ -106,13 +106,16 @@ class Collector:
         Raises ValueError when none is left and none is to be drawn.
         """
         n_max = self._settings.max_prompt
-        fitting = [text for text in given if 2 <= len(frame.tokens(self._decoder, text)) <= n_max]
+        fitting = [text for text in given if self._fits(frame.tokens(self._decoder, text))]
         if (n_left_out := len(given) - len(fitting)) > 0:
             text = f"{n_left_out} of {len(given)} given prompts are longer than {n_max} tokens"
             if not fitting and self._settings.drawn_share == 0.0:
                 raise ValueError(f"{text}; give shorter ones, or a --drawn-share above 0")
             clock.say(f"{text} and left out")
         return fitting
+
+    def _fits(self, prompt: list[int]) -> bool:
+        return 2 <= len(prompt) <= self._settings.max_prompt  # an anchor, and something before it
 
     def _job(self, number: int, prompt: list[int]) -> Job:
         # Not in turn: given prompts stand at every second number, and would miss half of them.
