@@ -16,9 +16,8 @@ import numpy.typing as npt
 import platformdirs
 
 from .confidence import (
-    FEATURES,
+    LOOKUP_PRECISION,
     PRIOR_PRECISION,
-    DraftSignals,
     SurvivalModel,
     n_decided,
     prior,
@@ -26,6 +25,7 @@ from .confidence import (
 )
 from .files import fingerprint, write_atomically
 from .ledger import DraftLedger
+from .signals import FEATURES, N_DRAFTER, N_LOOKUP, DraftSignals
 
 Array = npt.NDArray[np.float64]
 
@@ -34,7 +34,8 @@ GAIN_MIN = 1e-6  # nats that a step promises; rounding hides what is below
 PRIOR_ROWS = 4.0  # weight of the prior, and ...
 SHARED_ROWS = 20.0  # ... of the fit of all slots on each slot, in precision per weight
 N_TYPICAL = 256
-PRECISION_MAX = 100.0  # trust in a fit, however large: other texts differ
+PRECISION_MAX = 100.0  # trust in a fit, however large: other texts differ, most of all in ...
+_MOST_TRUST = [PRECISION_MAX] * N_DRAFTER + [LOOKUP_PRECISION] * N_LOOKUP  # ... what repeats
 
 
 @dataclass(slots=True)
@@ -42,13 +43,14 @@ class Recording:
     """One emitted text with a block drafted at each of its positions.
 
     tokens [n]: the reply. drafts [n]: drafts[i] was made before tokens[i], for that position on.
-    source: where the prompt came from.
+    source: where the prompt came from. lookups [n], or none at all: what lookup proposed there.
     """
 
     temperature: float
     tokens: list[int]
     drafts: list[DraftSignals]
     source: str = ""
+    lookups: list[DraftSignals] = field(default_factory=list)
 
 
 @dataclass(slots=True)
@@ -65,29 +67,40 @@ class Decided:
 class Replay:
     """Plays a recording in the order in which a request would have lived it.
 
-    Each step gives the block as it was to be judged (with the acceptance known by then), then the
-    blocks that the next token decides.
+    Each step gives the blocks as they were to be judged (with the acceptance known by then, and
+    compared with each other by `model` where one is given), then those that the next token decides.
     """
 
     recording: Recording
+    model: SurvivalModel | None = None
 
-    def __iter__(self) -> Iterator[tuple[DraftSignals, list[Decided]]]:
+    def __iter__(self) -> Iterator[tuple[list[DraftSignals], list[Decided]]]:
         ledger = DraftLedger()
         last = len(self.recording.tokens) - 1
-        steps = zip(self.recording.drafts, self.recording.tokens, strict=True)
-        for position, (draft, token) in enumerate(steps):
-            recent = ledger.recent_lookup if draft.match_len > 0 else ledger.recent
-            signals = replace(draft, recent=recent)
-            ledger.record(position, signals)
+        for position, token in enumerate(self.recording.tokens):
+            offered = self._offered(position, ledger)
+            for signals in offered:
+                ledger.record(position, signals)
             decided = ledger.resolve(position, [token])
             if position == last:
                 decided += ledger.flush()
-            yield signals, [Decided(*each, recording=self.recording) for each in decided]
+            yield offered, [Decided(*each, recording=self.recording) for each in decided]
+
+    def _offered(self, position: int, ledger: DraftLedger) -> list[DraftSignals]:
+        draft = replace(self.recording.drafts[position], recent=ledger.recent)
+        if not self.recording.lookups:
+            return [draft]
+        looked = replace(self.recording.lookups[position], recent=ledger.recent_lookup)
+        if self.model is None:
+            return [draft, looked]
+        return [self.model.against(draft, looked), self.model.against(looked, draft)]
 
 
-def decided_blocks(recordings: Sequence[Recording]) -> list[Decided]:
-    """All blocks of which the texts decide at least one token."""
-    return [block for r in recordings for _, blocks in Replay(r) for block in blocks]
+def decided_blocks(
+    recordings: Sequence[Recording], model: SurvivalModel | None = None
+) -> list[Decided]:
+    """All blocks of which the texts decide at least one token; model: as for Replay."""
+    return [block for r in recordings for _, blocks in Replay(r, model) for block in blocks]
 
 
 # ---------------------------------------------------------------- the fit
@@ -96,11 +109,22 @@ def decided_blocks(recordings: Sequence[Recording]) -> list[Decided]:
 def fit(recordings: Sequence[Recording], *, n_slots: int) -> SurvivalModel:
     """The survival model that explains the recordings best: logistic regression for each slot.
 
-    Features that never occur keep the prior's weights. A slot leans on the fit of all slots, the
-    more so the fewer blocks reached it. Raises ValueError when nothing is decided.
+    n_slots: longest draft in tokens; lookup's may be longer. Features that never occur keep the
+    prior's weights. A slot leans on the fit of all slots, the more so the fewer blocks reached it.
+    Raises ValueError when nothing is decided.
     """
+    n_slots = max([n_slots, *(len(each.tokens) for r in recordings for each in r.lookups)])
+    alone = decided_blocks(recordings)
+    model = _fit(alone, n_slots)
+    if any(r.lookups for r in recordings):
+        # How each proposer is believed alone has to be known before the two can be compared.
+        model = _fit([*alone, *decided_blocks(recordings, model)], n_slots)
+    return model
+
+
+def _fit(blocks: Sequence[Decided], n_slots: int) -> SurvivalModel:
     model = SurvivalModel(n_slots)
-    x, right, slots = _rows(model, decided_blocks(recordings))
+    x, right, slots = _rows(model, blocks)
     if len(x) == 0:
         raise ValueError("the recordings decide no draft token; record longer texts")
     shared = _newton(x, right, np.array(prior(0)), PRIOR_ROWS)
@@ -109,7 +133,7 @@ def fit(recordings: Sequence[Recording], *, n_slots: int) -> SurvivalModel:
         own = slots == slot
         weights = _newton(x[own], right[own], shared, SHARED_ROWS)
         curvature = _precision(x[own], weights)
-        curvature = np.clip(curvature, PRIOR_PRECISION, PRECISION_MAX)
+        curvature = np.clip(curvature, PRIOR_PRECISION, _MOST_TRUST)
         model.set_slot(
             slot,
             np.where(seen, weights, prior(slot)).tolist(),
@@ -178,8 +202,8 @@ class Calibration:
 
 
 def typical_rows(model: SurvivalModel, recordings: Sequence[Recording]) -> list[list[float]]:
-    """Survival of up to N_TYPICAL blocks, evenly spread over the recordings."""
-    blocks = decided_blocks(recordings)
+    """Survival of up to N_TYPICAL blocks of the drafter, evenly spread over the recordings."""
+    blocks = [b for b in decided_blocks(recordings, model) if b.signals.match_len == 0]
     n = min(N_TYPICAL, len(blocks))
     chosen = (blocks[i * len(blocks) // n] for i in range(n))
     return [[round(a, 4) for a in model.survival(block.signals)] for block in chosen]

@@ -7,7 +7,6 @@ the replay simulator both decide by this. Refuses to know: tokens, models and cl
 from __future__ import annotations
 
 import math
-from collections import deque
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
@@ -15,19 +14,16 @@ from typing import Protocol
 
 from .cost import OUTLIER_RATIO
 from .parking import Parking
+from .probing import NEWCOMER_ROUNDS, PROBE_DRAFTS, PROBE_EVERY, BlockHistory, Probes, Row
 from .scheduler import RoundPlan, choose_lengths
 
 MIN_GAIN = 1.05  # that verifying drafts must promise, over verifying none
 PROBE_COST = 0.005  # share of plain decoding that probes may cost while parked
-PROBE_EVERY = 32  # rounds; at least
 PROBE_EVERY_MAX = 512  # rounds, unless a draft alone is so dear: an injection must not wedge it
 PROBE_SMOOTHING = 0.5
-TYPICAL_ROWS = 256  # last blocks that say what drafting promises with another number of sequences
 WORTH_SMOOTHING = 1 / 8
 WORTH_DRAFTS = 6  # of a sequence, before it is parked on its own
 RESUME_MARGIN = 1.2  # over the price, for a sequence that was parked on its own
-
-Row = Sequence[float]  # a_1.. of one block, as far as there is room for it; empty: no block
 
 
 class Costs(Protocol):
@@ -57,7 +53,13 @@ class _Worth:
 
     mean: float = 0.0
     n_drafts: int = 0
+    n_rounds: int = 0
     is_parked: bool = False
+
+    @property
+    def is_unknown(self) -> bool:
+        """Whether its sequence has decoded for a while and was never drafted for."""
+        return self.n_drafts == 0 and self.n_rounds > NEWCOMER_ROUNDS
 
     def observe(self, worth: float) -> None:
         self.n_drafts += 1
@@ -90,13 +92,17 @@ class Competition:
 
     __slots__ = (
         "_costs",
+        "_current",
         "_has_drafter",
+        "_history",
+        "_is_after_gap",
+        "_is_probing",
         "_n_rounds",
         "_n_seq",
         "_parkings",
         "_probe_s",
+        "_probes",
         "_round",
-        "_typical",
         "_worth",
         "bar",
     )
@@ -107,10 +113,15 @@ class Competition:
         self.bar = 1.0
         self._costs = costs
         self._has_drafter = has_drafter
-        self._typical: deque[Row] = deque(typical, maxlen=TYPICAL_ROWS)
-        self._parkings: dict[int, Parking] = {}  # by number of sequences: their costs differ
+        self._history = BlockHistory(typical)
+        # By request where one runs alone, else by number of sequences: their costs differ.
+        self._parkings: dict[Hashable, Parking] = {}
+        self._current: Parking | None = None
         self._worth: dict[Hashable, _Worth] = {}
+        self._probes = Probes()
         self._probe_s = 0.0
+        self._is_probing = False
+        self._is_after_gap = False
         self._n_seq = 1
         self._n_rounds = 0
         self._round: _Round | None = None
@@ -118,19 +129,18 @@ class Competition:
     @property
     def reason(self) -> str:
         """Whether the drafter drafts, and why."""
-        reason = self._parking(self._n_seq).reason
-        n_parked = sum(worth.is_parked for worth in self._worth.values())
+        reason = (self._current or self._new_parking(self._n_seq)).reason
+        n_parked = sum(worth.is_parked for worth in list(self._worth.values()))  # other threads ask
         return f"{reason}, {n_parked} sequences parked" if n_parked else reason
 
     def is_parked(self, n_seq: int) -> bool:
-        """Whether the drafter is parked while so many sequences run."""
-        return self._parking(n_seq).state == "parked"
+        """Whether the drafter is parked where so many sequences begin to run."""
+        return (self._parkings.get(n_seq) or self._new_parking(n_seq)).state == "parked"
 
     @property
     def is_probe(self) -> bool:
-        """Whether the draft of this round only asks if drafting would pay again."""
-        parking = self._parkings.get(self._n_seq)
-        return parking is not None and parking.is_probe
+        """Whether the draft of this round first injects what came while a sequence had none."""
+        return self._is_after_gap
 
     def wants(
         self,
@@ -147,18 +157,29 @@ class Competition:
         anything there is nothing to choose: the next round may begin.
         """
         n_seq = self._n_seq = len(keys)
+        self._is_after_gap = False
         self._round = _Round(keys, lookup, depth, max_batch_tokens)
         if not self._has_drafter or not may_draft or max_batch_tokens <= n_seq:
             return []
-        parking = self._parking(n_seq)
+        parking = self._current = self._parking(keys)
         self._n_rounds += 1
-        if not parking.wants_draft():
-            return []
-        if parking.is_probe:  # one sequence tells enough, and each in turn
-            return [self._n_rounds // parking.probe_every % n_seq]
-        if self._n_rounds % parking.probe_every == 0:
-            return list(range(n_seq))
-        return self._worth_drafting(self._round)
+        worths = [self._worth.setdefault(key, _Worth()) for key in keys]
+        for worth in worths:
+            worth.n_rounds += 1
+        self._is_probing = parking.state == "parked"
+        if self._is_probing:  # one sequence tells enough, and each in turn
+            self._probes.every = self._probe_every(n_seq, PROBE_DRAFTS)
+            newcomer = next((r for r, worth in enumerate(worths) if worth.is_unknown), None)
+            probed = self._probes.wants(keys, newcomer)
+            self._is_after_gap = probed is not None and self._probes.is_first
+            return [] if probed is None else [probed]
+        wanted = self._worth_drafting(self._round)
+        left_out = [r for r in range(n_seq) if r not in wanted]
+        period, phase = divmod(self._n_rounds, self._probe_every(n_seq, 1))
+        self._is_after_gap = phase == 0 and bool(left_out)
+        if self._is_after_gap:
+            wanted = sorted([*wanted, left_out[period % len(left_out)]])
+        return wanted
 
     def _worth_drafting(self, now: _Round) -> list[int]:
         """The sequences whose drafts usually gain more than lookup offers and than they cost."""
@@ -177,14 +198,20 @@ class Competition:
             return []  # lookup has found so much that a pass for what is left would not pay
         return chosen
 
-    def choose(self, drafts: Mapping[int, Row]) -> Choice:
+    def choose(self, drafts: Mapping[int, Row], lookup: Mapping[int, Row] | None = None) -> Choice:
         """What to verify; drafts: rows of the sequences that were drafted for, by their index.
 
-        Raises ValueError unless `wants` has begun the round.
+        lookup: rows of lookup that the drafts changed. Raises ValueError unless `wants` has begun
+        the round.
         """
         now, self._round = self._round, None
         if now is None:
             raise ValueError("no round has begun; ask whom to draft for first")
+        if lookup:
+            rows = list(now.lookup)
+            for r, row in lookup.items():
+                rows[r] = row
+            now.lookup, now.without = rows, None
         without = self._without(now)
         plain = self._weigh([()] * len(now.keys), now) if any(now.lookup) else without
         takes_draft = [False] * len(now.keys)
@@ -194,25 +221,26 @@ class Competition:
         for r, row in drafts.items():
             worth, rival = self._worth_of(row, now), self._worth_of(rows[r], now)
             self._worth.setdefault(now.keys[r], _Worth()).observe(worth)
-            self._typical.append(row)
+            self._history.add(now.keys[r], row)
             if row and (not rows[r] or worth >= rival):
                 takes_draft[r], rows[r] = True, row
         plan = self._weigh(rows, now, draft_s=self._costs.draft_s(len(drafts)))
         gain = plan.tps / (self.bar * without.tps)
-        self._observe(drafts, gain, plan.expected_s, len(now.keys))
+        self._observe(drafts, gain, plan.expected_s, now)
         return Choice(plan, takes_draft, [plain, without, plan])
 
-    def _observe(self, drafts: Mapping[int, Row], gain: float, seconds: float, n_seq: int) -> None:
+    def _observe(self, drafts: Mapping[int, Row], gain: float, seconds: float, now: _Round) -> None:
         """Take the gain of a round; a probe of one of several sequences stands for all of them."""
-        parking = self._parking(n_seq)
-        if parking.is_probe and n_seq > 1:
+        n_seq = len(now.keys)
+        if self._is_probing and n_seq > 1:
             (row,) = drafts.values()
             gain, seconds = self._gain_of(row, n_seq)
-        parking.observe(gain, seconds, len(drafts))
-        parking.probe_every = self._probe_every(n_seq)
+        is_whole = not self._is_probing or self._probes.is_last
+        self._parking(now.keys).observe(gain, seconds, len(drafts), is_whole=is_whole)
 
-    def observe_probe(self, probe_s: float) -> None:
-        """Take the seconds of a probe's draft, with the injection of what piled up before it."""
+    def observe_probe(self, draft_s: float, n_drafts: int = 1) -> None:
+        """Take the seconds of a draft that began with an injection, for so many sequences."""
+        probe_s = max(draft_s - self._costs.draft_s(n_drafts) + self._costs.draft_s(1), 0.0)
         most_s = PROBE_EVERY_MAX * self._paid_s(self._n_seq)
         if self._probe_s == 0.0:
             self._probe_s = min(probe_s, most_s)
@@ -227,6 +255,8 @@ class Competition:
     def finish(self, key: Hashable) -> None:
         """The sequence has ended."""
         self._worth.pop(key, None)
+        self._parkings.pop((1, key), None)
+        self._history.finish(key)
 
     # ------------------------------------------------------------ numbers
 
@@ -254,13 +284,20 @@ class Competition:
             best = max(best, gained - tps * extra_s)
         return best
 
-    def _parking(self, n_seq: int) -> Parking:
-        """The state for this many sequences; it starts from what the last blocks promise there."""
-        if n_seq not in self._parkings:
-            parking = self._parkings[n_seq] = Parking(probe_every=self._probe_every(n_seq))
-            if len(self._typical) >= parking.min_drafts:
-                parking.start([self._gain_of(row, n_seq) for row in self._typical])
-        return self._parkings[n_seq]
+    def _parking(self, keys: Sequence[Hashable]) -> Parking:
+        n_seq = len(keys)
+        name = n_seq if n_seq > 1 else (1, keys[0])
+        if name not in self._parkings:
+            self._parkings[name] = self._new_parking(n_seq)
+        return self._parkings[name]
+
+    def _new_parking(self, n_seq: int) -> Parking:
+        """A state for this many sequences, begun with what recent blocks promise there."""
+        parking, rows = Parking(), self._history.rows()
+        if len(rows) >= parking.min_drafts:
+            basis = "by recent requests" if self._history.is_live else "by its calibration"
+            parking.start([self._gain_of(row, n_seq) for row in rows], basis)
+        return parking
 
     def _gain_of(self, row: Row, n_seq: int) -> tuple[float, float]:
         """Over plain decoding, if all of n_seq sequences had drafts like this one; and seconds."""
@@ -274,12 +311,13 @@ class Competition:
                 best, seconds = (1.0 + gained) / wider_s, wider_s
         return best * (plain_s + costs.other_s) / self.bar, seconds
 
-    def _probe_every(self, n_seq: int) -> int:
-        """Rounds between probes, so that a parked drafter costs at most PROBE_COST."""
+    def _probe_every(self, n_seq: int, n_drafts: int) -> int:
+        """Rounds between probes of n_drafts in a row, so that they cost at most PROBE_COST."""
         if not self._has_drafter:
             return PROBE_EVERY
-        paid_s = self._paid_s(n_seq)
-        probe_s = max(min(self._probe_s, PROBE_EVERY_MAX * paid_s), self._costs.draft_s(1))
+        paid_s, draft_s = self._paid_s(n_seq), self._costs.draft_s(1)
+        first_s = max(min(self._probe_s, PROBE_EVERY_MAX * paid_s), draft_s)
+        probe_s = first_s + (n_drafts - 1) * draft_s
         return max(PROBE_EVERY, math.ceil(probe_s / paid_s))
 
     def _paid_s(self, n_seq: int) -> float:

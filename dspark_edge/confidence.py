@@ -9,66 +9,35 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from operator import mul
 
-# One weight per feature. A drafter's tokens and those of lookup share none, so that one model can
-# serve both.
-FEATURES = (
-    "drafter",  # 1 for a drafter's token
-    "confidence",  # logit of c_k
-    "log_margin",  # certainty, where small differences count ...
-    "margin",  # ... and where large ones do
-    "recent",  # logit of this sequence's recent acceptance
-    "lookup",  # 1 for a token of lookup
-    "match_len",
-    "agreement",  # certainty of lookup
-    "recent_lookup",  # logit of this sequence's recent acceptance of lookup
+from .signals import (
+    FEATURES,
+    RIVAL_MAX,
+    Comparison,
+    DraftSignals,
+    Features,
+    features_of,
+    n_same_tokens,
 )
-Features = tuple[float, float, float, float, float, float, float, float, float]
-# 0.7: heads are over-confident. The certainty of a draw says more than a head.
-DRAFTER_PRIOR = (0.0, 0.7, 0.5, 0.8, 0.5)
-# Bias by slot, then one weight each: fit on the replies of SmolLM2 to our calibration prompts, at
-# temperatures 0, 0.7 and 1. What a match is worth depends on the text more than on the model.
+
+# 0.7: heads are over-confident. The certainty of a draw says more than a head. What lookup says of
+# the same place (the last three): as in a fit to SmolLM2's replies to our calibration prompts.
+DRAFTER_PRIOR = (0.0, 0.7, 0.5, 0.8, 0.5, 1.2, -0.8, 0.7)
+# Bias by slot, then one weight each: from fits to the same replies, at temperatures 0, 0.7 and 1.
+# What a match is worth depends on the text more than on the model.
 LOOKUP_BIASES = (-2.3, -1.8, -1.6, -1.4)
-LOOKUP_PRIOR = (3.4, 0.9, 0.1)
+LOOKUP_PRIOR = (3.4, 0.9, 0.1, 1.0, -0.8, 0.4)
 PRIOR_PRECISION = 1.0
 LOOKUP_PRECISION = 20.0  # of its prior, which is a fit
 
-CONFIDENCE_EDGE = 1e-3  # a head that says 0 or 1 is read as this far from it
-MARGIN_MIDDLE = 1.0  # logits; speaks neither for nor against
-LOG_MARGIN_MIDDLE = math.log1p(MARGIN_MIDDLE)
-MARGIN_MAX = 20.0
-MARGIN_UNIT = 2.0
-MATCH_LEN_MAX = 16
-MATCH_UNIT = math.log1p(MATCH_LEN_MAX)
-AGREEMENT_MAX = 4.0  # about 27 times one way, never another
 RECENT_START = 0.5
-RECENT_EDGE = 0.02
 RECENT_SMOOTHING = 0.25  # per slot; about the last draft
 FORGETTING = 0.995  # of past precision, so that learning never comes to rest
 STEP_MAX = 0.5  # of one weight in one step: curvature vanishes where the model is sure and wrong
 LOGIT_MAX = 12.0  # keeps every probability inside (0, 1)
 FORMAT_VERSION = 2
-
-
-@dataclass(slots=True)
-class DraftSignals:
-    """What a drafter said about one draft; lists run over its tokens.
-
-    confidence: c_k in 0..1 from the drafter's head, None without one.
-    certainty: score margin of the drawn token over the runner-up, in logits at the drafting
-    temperature, at least 0; for lookup its agreement (LookupProposal); empty when there is none.
-    match_len: length in tokens of the match that a lookup draft follows; 0 for a drafter's.
-    recent: this sequence's recent acceptance when the draft was made (DraftLedger.recent); None
-    where the caller keeps no history per sequence: then that of all sequences counts.
-    """
-
-    tokens: list[int]
-    confidence: list[float] | None
-    certainty: list[float]
-    match_len: int = 0
-    recent: float | None = None
 
 
 class SurvivalModel:
@@ -118,6 +87,22 @@ class SurvivalModel:
             survival.append(a)
         return survival
 
+    def against(self, signals: DraftSignals, rival: DraftSignals) -> DraftSignals:
+        """The draft, compared with the other proposer's for the same place, if both have one.
+
+        Two that agree are right more often than either alone. Raises ValueError as survival.
+        """
+        if not signals.tokens or not rival.tokens:
+            return signals
+        n_same = n_same_tokens(signals.tokens, rival.tokens)
+        n = min(n_same + 1, len(signals.tokens), len(rival.tokens))
+        alone = self.features(replace(rival, rival=None))[:n]
+        logits = [
+            min(max(_logit(weights, x), -RIVAL_MAX), RIVAL_MAX)
+            for weights, x in zip(self._weights, alone, strict=False)
+        ]
+        return replace(signals, rival=Comparison(n_same, logits))
+
     def observe(self, signals: DraftSignals, n_correct: int, n_seen: int) -> None:
         """Learn from one resolved draft.
 
@@ -144,19 +129,7 @@ class SurvivalModel:
         n_tokens = len(signals.tokens)
         if n_tokens > len(self._weights):
             raise ValueError(f"draft has {n_tokens} tokens but n_slots is {len(self._weights)}")
-        confidence = _one_per_token(signals.confidence, n_tokens, "confidence")
-        certainty = _one_per_token(signals.certainty or None, n_tokens, "certainty")
-        recent = _logit(self._recent if signals.recent is None else signals.recent, RECENT_EDGE)
-        if signals.match_len > 0:
-            match = math.log1p(min(signals.match_len, MATCH_LEN_MAX)) / MATCH_UNIT
-            return [
-                (0.0, 0.0, 0.0, 0.0, 0.0, 1.0, match, _agreement_feature(odds), recent)
-                for odds in certainty
-            ]
-        return [
-            (1.0, _confidence_feature(c), *_certainty_features(m), recent, 0.0, 0.0, 0.0, 0.0)
-            for c, m in zip(confidence, certainty, strict=True)
-        ]
+        return features_of(signals, self._recent)
 
     def set_slot(self, slot: int, weights: Sequence[float], precision: Sequence[float]) -> None:
         """Give one slot the weights of an offline fit and how firmly each is known.
@@ -184,8 +157,9 @@ class SurvivalModel:
         """
         if not isinstance(data, Mapping) or data.get("version") != FORMAT_VERSION:
             raise ValueError(f"calibration is not of version {FORMAT_VERSION}; calibrate anew")
-        if data.get("features") != list(FEATURES):
-            raise ValueError("calibration has other features than this version; calibrate anew")
+        names = data.get("features")
+        if not isinstance(names, list) or not all(name in FEATURES for name in names):
+            raise ValueError("calibration has features that are unknown here; calibrate anew")
         weights, precision = data.get("weights"), data.get("precision")
         if not isinstance(weights, list) or not isinstance(precision, list):
             raise ValueError("calibration has no weights and precision; calibrate anew")
@@ -197,9 +171,11 @@ class SurvivalModel:
         model = cls(len(weights) if n_slots is None else n_slots)
         for slot in range(model.n_slots):
             if slot < len(weights):
-                model.set_slot(slot, weights[slot], precision[slot])
+                known = _named(names, weights[slot], prior(slot), "weights")
+                trust = _named(names, precision[slot], prior_precision(), "precision")
+                model.set_slot(slot, known, trust)
             else:
-                model.set_slot(slot, weights[-1], prior_precision())
+                model.set_slot(slot, model._weights[len(weights) - 1], prior_precision())
         return model
 
     def lengthened(self, n_slots: int) -> SurvivalModel:
@@ -237,38 +213,20 @@ def n_decided(n_correct: int, n_seen: int) -> int:
     return min(n_correct + (n_correct < n_seen), n_seen)
 
 
-def _one_per_token(values: list[float] | None, n_tokens: int, name: str) -> list[float]:
-    """The values, or NaN for each token where there are none."""
-    if values is None:
-        return [math.nan] * n_tokens
-    if len(values) != n_tokens:
-        raise ValueError(f"{name} has {len(values)} values but the draft has {n_tokens} tokens")
-    return values
-
-
-def _confidence_feature(c: float) -> float:
-    return 0.0 if math.isnan(c) else _logit(c, CONFIDENCE_EDGE)
-
-
-def _certainty_features(margin: float) -> tuple[float, float]:
-    if math.isnan(margin):
-        return 0.0, 0.0
-    margin = min(max(margin, 0.0), MARGIN_MAX)
-    return math.log1p(margin) - LOG_MARGIN_MIDDLE, (margin - MARGIN_MIDDLE) / MARGIN_UNIT
-
-
-def _agreement_feature(odds: float) -> float:
-    return 0.0 if math.isnan(odds) else min(max(odds, -AGREEMENT_MAX), AGREEMENT_MAX)
-
-
-def _logit(p: float, edge: float) -> float:
-    p = min(max(p, edge), 1.0 - edge)
-    return math.log(p / (1.0 - p))
-
-
 def _probability(weights: Sequence[float], x: Features) -> float:
-    logit = sum(map(mul, weights, x))
-    return 1.0 / (1.0 + math.exp(-min(max(logit, -LOGIT_MAX), LOGIT_MAX)))
+    return 1.0 / (1.0 + math.exp(-min(max(_logit(weights, x), -LOGIT_MAX), LOGIT_MAX)))
+
+
+def _logit(weights: Sequence[float], x: Features) -> float:
+    return float(sum(map(mul, weights, x)))
+
+
+def _named(names: Sequence[str], row: object, start: Sequence[float], what: str) -> list[float]:
+    """A saved row in our order of features; those that it lacks begin like a prior."""
+    if not isinstance(row, list) or len(row) != len(names):
+        raise ValueError(f"calibration's {what} need {len(names)} numbers; calibrate anew")
+    saved = dict(zip(names, row, strict=True))
+    return [saved.get(name, value) for name, value in zip(FEATURES, start, strict=True)]
 
 
 def _checked_row(row: object, name: str, above: float) -> list[float]:

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from .confidence import RECENT_SMOOTHING, RECENT_START, DraftSignals, n_decided
+from .confidence import RECENT_SMOOTHING, RECENT_START, n_decided
+from .signals import DraftSignals, n_same_tokens
 
 
 class DraftLedger:
@@ -73,7 +74,5 @@ class DraftLedger:
 
 def _agreement(draft: Sequence[int], text: Sequence[int]) -> tuple[int, bool]:
     """How many first tokens are equal, and whether the two then differ."""
-    for n, (drafted, emitted) in enumerate(zip(draft, text, strict=False)):
-        if drafted != emitted:
-            return n, True
-    return min(len(draft), len(text)), False
+    n = n_same_tokens(draft, text)
+    return n, n < min(len(draft), len(text))

@@ -19,7 +19,7 @@ import psutil
 
 from ._core import BlockDecoder, DecoderConfig, device_memory
 from .calibration import Calibration, load_calibration
-from .choice import LOOKUP_LEN, Choice, choose, lookup
+from .choice import Choice, choose, lookup
 from .cost import CostTable
 from .cost_cache import cost_table
 from .errors import PairError
@@ -286,4 +286,4 @@ def _device_name(n_threads: int, n_gpu_layers: int) -> str:
 def _calibration(choice: Choice) -> Calibration | None:
     if choice.drafter is None:
         return None
-    return load_calibration(choice.drafter, n_slots=max(choice.n_max, LOOKUP_LEN))
+    return load_calibration(choice.drafter, n_slots=max(choice.n_max, choice.n_lookup))

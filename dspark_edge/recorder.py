@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from .confidence import DraftSignals
 from .scheduler import RoundPlan
 from .sequence import Request
+from .signals import DraftSignals
 from .trace import TraceBlock, TraceRound, TraceSequence, TraceWriter
 
 

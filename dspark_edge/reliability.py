@@ -16,7 +16,8 @@ import numpy as np
 import numpy.typing as npt
 
 from .calibration import Decided, Recording, Replay
-from .confidence import DraftSignals, SurvivalModel
+from .confidence import SurvivalModel
+from .signals import DraftSignals
 
 Array = npt.NDArray[np.float64]
 
@@ -93,30 +94,43 @@ def judge_head(recordings: Sequence[Recording]) -> Judgement | None:
     """The confidence head as it is: survival is the product of c_k. None without a head."""
     if any(draft.confidence is None for r in recordings for draft in r.drafts if draft.tokens):
         return None
-    return _judge([(_head_survival(b.signals), b) for r in recordings for b in _blocks(r)])
+    return _judge([(_head_survival(b.signals), b) for r in recordings for b in _drafted(r)])
 
 
-def judge(model: SurvivalModel, recordings: Sequence[Recording], *, online: bool) -> Judgement:
+def judge(
+    model: SurvivalModel,
+    recordings: Sequence[Recording],
+    *,
+    online: bool,
+    of_lookup: bool = False,
+) -> Judgement:
     """The model's survival estimates, each made from what was known when its block was drafted.
 
-    online: the model goes on learning from the recordings, one after the other. Raises ValueError
-    when the recordings decide nothing.
+    online: the model goes on learning from the recordings, one after the other. of_lookup: judge
+    its proposals instead of the drafter's. Raises ValueError when the recordings decide nothing.
     """
     pairs: list[tuple[list[float], Decided]] = []
     for recording in recordings:
         estimates: dict[int, list[float]] = {}
-        for signals, decided in Replay(recording):
-            if signals.tokens:
-                estimates[id(signals)] = model.survival(signals)
+        for offered, decided in Replay(recording, model):
+            for signals in offered:
+                if signals.tokens:
+                    estimates[id(signals)] = model.survival(signals)
             for block in decided:
-                pairs.append((estimates.pop(id(block.signals)), block))
+                estimate = estimates.pop(id(block.signals))
+                if _is_lookup(block) == of_lookup:
+                    pairs.append((estimate, block))
                 if online:
                     model.observe(block.signals, block.n_correct, block.n_seen)
     return _judge(pairs)
 
 
-def _blocks(recording: Recording) -> list[Decided]:
-    return [block for _, decided in Replay(recording) for block in decided]
+def _drafted(recording: Recording) -> list[Decided]:
+    return [b for _, decided in Replay(recording) for b in decided if not _is_lookup(b)]
+
+
+def _is_lookup(block: Decided) -> bool:
+    return block.signals.match_len > 0
 
 
 def _head_survival(signals: DraftSignals) -> list[float]:

@@ -13,11 +13,12 @@ from collections.abc import Callable, Sequence
 from typing import Any, Literal, Protocol
 
 from .competition import Competition
-from .confidence import DraftSignals, SurvivalModel
+from .confidence import SurvivalModel
 from .cost import CostTable
 from .errors import DecodeError
 from .recorder import RoundRecorder
 from .sequence import Request
+from .signals import DraftSignals
 
 Mode = Literal["auto", "always", "off"]
 Proposer = Literal["drafter", "lookup"]
@@ -219,11 +220,13 @@ class Speculation:
         self, requests: Sequence[Request], rooms: Sequence[int], max_batch_tokens: int
     ) -> list[list[int]]:
         is_looked_up = self.proposer == "lookup" or (self._verify_len == 0 and self._n_lookup > 0)
-        looked = self._look_up(requests) if is_looked_up else []
+        looked = self._look_up(requests) if is_looked_up else [NOTHING] * len(requests)
+        self._record("lookup", requests, looked)
         if self.proposer == "lookup":
             drafts = looked
         elif any(rooms) and not self.released:
             drafts = self._draft(requests)
+            self._record("drafter", requests[: len(drafts)], drafts)  # one that fails has none
         else:
             drafts = []
         if not drafts:
@@ -245,12 +248,18 @@ class Speculation:
             max_batch_tokens=max_batch_tokens,
             may_draft=self.proposer == "drafter" and not self.released and any(rooms),
         )
-        if not wanted and self.recorder is None and not any(rows):
-            return [[] for _ in requests]
         drafts = self._draft([requests[r] for r in wanted]) if wanted else []
         drafted = dict(zip(wanted, drafts, strict=False))  # a drafter that fails has none
+        for r, draft in drafted.items():  # the two judge each other
+            drafted[r] = self._survival.against(draft, looked[r])
+            looked[r] = self._survival.against(looked[r], draft)
+        self._record("lookup", requests, looked)
+        self._record("drafter", [requests[r] for r in drafted], list(drafted.values()))
+        if not wanted and self.recorder is None and not any(rows):
+            return [[] for _ in requests]
         choice = self._competition.choose(
-            {r: self._row(draft, rooms[r]) for r, draft in drafted.items()}
+            {r: self._row(draft, rooms[r]) for r, draft in drafted.items()},
+            {r: self._row(looked[r], rooms[r]) for r in drafted},
         )
         if self.recorder is not None:
             self.recorder.weigh(choice.alternatives, choice.plan)
@@ -318,17 +327,14 @@ class Speculation:
             self._lose_drafter(f"the drafter failed: {error}")
             return []
         draft_s = self._draft_s = time.perf_counter() - start
-        if (
-            self.mode == "auto" and self._competition.is_probe
-        ):  # it also injects what piled up while parked
-            self._competition.observe_probe(draft_s)
+        if self.mode == "auto" and self._competition.is_probe:
+            self._competition.observe_probe(draft_s, len(requests))
         else:
             self._later.append((self._cost.observe_draft, (len(requests), draft_s)))
         signals = [
             DraftSignals(d.tokens, d.confidence or None, d.certainty, recent=r.ledger.recent)
             for d, r in zip(drafts, requests, strict=True)
         ]
-        self._record("drafter", requests, signals)
         if self.recorder is not None:
             self.recorder.draft(draft_s)
         self._watch_silence(signals)
@@ -345,7 +351,6 @@ class Speculation:
             signals.append(
                 DraftSignals(found.tokens, None, found.agreement, found.match_len, recent)
             )
-        self._record("lookup", requests, signals)
         return signals
 
     def _record(

@@ -24,9 +24,10 @@ from dspark_edge.calibration import (
     save_calibration,
     typical_rows,
 )
-from dspark_edge.confidence import FEATURES, DraftSignals, SurvivalModel, prior, prior_precision
+from dspark_edge.confidence import SurvivalModel, prior, prior_precision
 from dspark_edge.models import find_drafter, target_path
 from dspark_edge.reliability import judge, judge_head, reliability
+from dspark_edge.signals import FEATURES, DraftSignals
 
 N_SLOTS = 4
 MISSED = 999  # a token that no draft of these tests proposes
@@ -58,7 +59,7 @@ def test_a_replay_gives_each_block_what_the_text_said_of_it() -> None:
 
 def test_a_replay_knows_no_more_than_the_request_did() -> None:
     recording = Recording(0.0, [1, 2, 3], [draft(1), draft(7), draft(3)])
-    assert [signals.recent for signals, _ in Replay(recording)] == [0.5, 0.625, 0.46875]
+    assert [signals.recent for (signals,), _ in Replay(recording)] == [0.5, 0.625, 0.46875]
 
 
 # ---------------------------------------------------------------- measures
@@ -156,6 +157,45 @@ def test_a_fit_leaves_what_it_did_not_see_at_the_prior() -> None:
     for slot in range(N_SLOTS):
         assert weights[slot][first:] == prior(slot)[first:]  # type: ignore[index]
         assert precision[slot][first:] == prior_precision()[first:]  # type: ignore[index]
+
+
+def agreeing(seed: int, n_texts: int) -> list[Recording]:
+    """One-token drafts of both proposers, right 6 times in 10; where they agree, nearly always."""
+    dice = random.Random(seed)
+    recordings = []
+    for _ in range(n_texts):
+        recording = Recording(0.0, [], [])
+        for _ in range(40):
+            token, agree = dice.randrange(100, 200), dice.random() < 0.4
+            right = dice.random() < (0.95 if agree else 0.35)
+            drafted = token if right else MISSED
+            looked = drafted if agree else token if not right and dice.random() < 0.5 else 7
+            recording.tokens.append(token)
+            recording.drafts.append(DraftSignals([drafted], [0.6], [1.0]))
+            recording.lookups.append(DraftSignals([looked] * 6, None, [0.0] * 6, match_len=3))
+        recordings.append(recording)
+    return recordings
+
+
+def test_a_fit_learns_what_it_means_that_two_proposers_agree() -> None:
+    model = fit(agreeing(1, 50), n_slots=1)
+    assert model.n_slots == 6  # lookup's
+    held_out = agreeing(2, 50)
+    compared = judge(model, held_out, online=False)
+    blind = [Recording(r.temperature, r.tokens, r.drafts) for r in held_out]
+    alone = judge(model, blind, online=False)
+    assert compared.survival.ece < 0.03
+    assert compared.survival.log_loss < alone.survival.log_loss - 0.1
+    # Each text ends inside some of lookup's copies, which are longer than the drafter's.
+    looked = judge(model, held_out, online=False, of_lookup=True)
+    assert looked.by_position[0].n == len(held_out) * 40
+    assert looked.by_position[0].ece < 0.02 + looked.by_position[0].ece_of_chance
+
+
+def test_what_is_typical_is_said_of_the_drafter_alone() -> None:
+    recordings = agreeing(1, 50)
+    rows = typical_rows(fit(recordings, n_slots=1), recordings)
+    assert {len(row) for row in rows} == {1}
 
 
 def test_a_slot_that_no_block_reached_leans_on_the_others() -> None:
@@ -343,7 +383,7 @@ def test_the_command_fits_writes_judges_and_plots(
     report = json.loads(output.out)
     assert Path(report["written"]) == pair[1].with_name("drafter.calibration.json")
     assert {"fit", "fit, temperature 1", "held out"} <= report["judgements"].keys()
-    assert report["judgements"]["held out"].keys() == {"head", "fused", "online"}
+    assert report["judgements"]["held out"].keys() == {"head", "fused", "online", "lookup"}
     assert "expected calibration error" in output.err
     assert png.read_bytes().startswith(b"\x89PNG")
     assert load_calibration(pair[1]) is not None

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 
 import pytest
 
 from dspark_edge.competition import WORTH_DRAFTS, Competition
 from dspark_edge.parking import Parking
+from dspark_edge.probing import NEWCOMER_ROUNDS, PROBE_DRAFTS
 
 SURE, POOR = (0.9, 0.8, 0.7, 0.6), (0.1, 0.01, 0.001, 0.0001)
 
@@ -146,13 +148,17 @@ def test_a_bar_parks_what_promises_less() -> None:
 
 def test_a_start_needs_rounds() -> None:
     with pytest.raises(ValueError, match="no rounds"):
-        Parking().start([])
+        Parking().start([], "by others")
 
 
 def test_a_probe_asks_for_one_sequence_and_each_in_turn() -> None:
     competition = Competition(STEEP, typical=[POOR] * 64)
-    asked = [wanted for wanted in run(competition, [POOR] * 3, 6 * 32) if wanted]
-    assert asked == [[1], [2], [0]] * 2
+    asked = [wanted for wanted in run(competition, [POOR] * 3, 9 * 150) if wanted]
+    newcomers = [[r] for r in range(3) for _ in range(PROBE_DRAFTS)]
+    assert asked[: len(newcomers)] == newcomers
+    later = [r for (r,) in asked[len(newcomers) :: PROBE_DRAFTS]]
+    assert len(later) >= 3
+    assert all(b == (a + 1) % 3 for a, b in itertools.pairwise(later))
 
 
 def test_a_drafter_that_pays_again_is_found_by_its_probes() -> None:
@@ -161,35 +167,79 @@ def test_a_drafter_that_pays_again_is_found_by_its_probes() -> None:
     assert asked[-1] == [0, 1, 2, 3]
 
 
+def test_the_first_token_of_a_parked_request_waits_for_no_probe() -> None:
+    competition = Competition(STEEP, typical=[POOR] * 64)
+    asked = run(competition, [POOR], NEWCOMER_ROUNDS + 1)
+    assert asked == [[]] * NEWCOMER_ROUNDS + [[0]]
+
+
+def answer(competition: Competition, key: str, row: tuple[float, ...], n_rounds: int) -> list[bool]:
+    """One request of so many rounds: in which of them it was drafted for."""
+    drafted = []
+    for _ in range(n_rounds):
+        wanted = competition.wants([key], [()], depth=100, max_batch_tokens=512)
+        drafted.append(bool(wanted))
+        competition.choose({r: row for r in wanted})
+    competition.finish(key)
+    return drafted
+
+
+def test_a_good_request_after_poor_ones_is_drafted_for_from_its_first_probe_on() -> None:
+    costs = Line(more_s=0.001)
+    competition = Competition(costs)
+    for i in range(6):
+        answer(competition, f"poor {i}", POOR, 300)
+    assert competition.reason.startswith("parked")
+    drafted = answer(competition, "good", SURE, 100)
+    assert drafted[NEWCOMER_ROUNDS:] == [True] * (100 - NEWCOMER_ROUNDS)
+
+
+def test_a_poor_request_after_good_ones_is_parked_on_its_own_account() -> None:
+    competition = Competition(FLAT)
+    for i in range(6):
+        assert all(answer(competition, f"good {i}", SURE, 60))
+    drafted = answer(competition, "poor", POOR, 300)
+    assert drafted[0]
+    assert sum(drafted) < 60
+    assert all(answer(competition, "good again", SURE, 60))
+
+
 def probed_in(competition: Competition, n_rounds: int, probe_s: float) -> list[int]:
-    """The rounds, from 1, in which a useless drafter was probed, each probe taking probe_s."""
+    """The rounds, from 1, in which a useless drafter was probed; a probe's first draft takes
+    probe_s, with its injection."""
     probed = []
     for n in range(1, n_rounds + 1):
-        if wants(competition):
+        wanted = wants(competition)
+        if wanted and competition.is_probe:
             probed.append(n)
             competition.observe_probe(probe_s)
-        competition.choose({0: POOR} if probed[-1:] == [n] else {})
+        competition.choose({0: POOR} if wanted else {})
     return probed
 
 
 def test_probes_are_as_rare_as_their_measured_time_asks() -> None:
     """A probe injects what piled up while parked: here that is eight times a draft."""
     competition = Competition(STEEP, typical=[POOR] * 64)
-    # 0.02 s are half a percent of 400 rounds of 0.01 s
-    assert probed_in(competition, 1300, 0.02) == [50, 450, 850, 1250]
+    # 0.02 s and a draft of 0.0025 are half a percent of 450 rounds of 0.01 s; the newcomer's probe
+    # is borrowed, and its second draft pays for none.
+    newcomer, *others = probed_in(competition, 3000, 0.02)
+    assert newcomer == NEWCOMER_ROUNDS + 1
+    assert others[0] > 450
+    assert {b - a for a, b in itertools.pairwise(others)} == {451}
 
 
 @pytest.mark.parametrize("n_before", [0, 530])
 def test_one_slow_probe_does_not_wedge_a_parked_drafter(n_before: int) -> None:
     competition = Competition(STEEP, typical=[POOR] * 64)
     probed_in(competition, n_before, 0.012)
-    assert len(probed_in(competition, 250, 2.5)) == 1
-    assert probed_in(competition, 512, 0.012)
-    probed_in(competition, 1000, 0.012)
-    # 0.012 s are half a percent of 240 rounds: the slow one is all but forgotten.
-    assert len(probed_in(competition, 750, 0.012)) == 3
+    assert len(probed_in(competition, 300, 2.5)) == 1
+    assert probed_in(competition, 2 * 512, 0.012)
+    probed_in(competition, 1500, 0.012)
+    # 0.0145 s are half a percent of 290 rounds: the slow one is all but forgotten.
+    assert len(probed_in(competition, 900, 0.012)) >= 3
 
 
 def test_a_draft_that_is_dear_itself_is_probed_as_rarely_as_that_asks() -> None:
     competition = Competition(Line(more_s=0.009, pass_s=0.05), typical=[POOR] * 64)
-    assert probed_in(competition, 2500, 0.0505) == [1010, 2020]
+    # Two of 0.0505 s are half a percent of 2020 rounds.
+    assert probed_in(competition, 6100, 0.0505) == [NEWCOMER_ROUNDS + 1, 4041, 6062]

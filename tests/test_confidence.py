@@ -14,12 +14,12 @@ from dspark_edge.confidence import (
     FEATURES,
     LOOKUP_BIASES,
     LOOKUP_PRIOR,
-    DraftSignals,
     SurvivalModel,
     prior,
     prior_precision,
 )
 from dspark_edge.ledger import DraftLedger
+from dspark_edge.signals import DraftSignals
 
 Decided = list[tuple[DraftSignals, int, int]]
 
@@ -205,6 +205,65 @@ def test_what_a_drafter_teaches_leaves_the_trust_in_lookup_alone() -> None:
     for _ in range(50):
         model.observe(DraftSignals([1], [0.9], [3.0], recent=0.5), 0, 1)
     assert lookup(model) == before
+
+
+LOOKED = DraftSignals([7, 8, 9], None, [0.0, 0.0, 0.0], match_len=3, recent=0.5)
+
+
+def test_two_proposers_are_compared_up_to_where_they_differ() -> None:
+    model = SurvivalModel(3)
+    compared = model.against(DraftSignals([7, 5, 9], [0.9] * 3, [1.0] * 3, recent=0.5), LOOKED)
+    assert compared.rival is not None
+    assert compared.rival.n_same == 1
+    alone = model.survival(LOOKED)
+    odds = [alone[0] / (1 - alone[0]), alone[1] / (alone[0] - alone[1])]
+    assert compared.rival.logits == pytest.approx([math.log(each) for each in odds])
+    same, other, rest = model.features(compared)
+    first = FEATURES.index("same")
+    z = compared.rival.logits
+    assert same[first : first + 3] == (1.0, 0.0, z[0])
+    assert other[first : first + 3] == (0.0, 1.0, -z[1])
+    assert rest[first : first + 3] == (0.0, 0.0, 0.0)  # behind a difference nothing compares
+
+
+def test_agreement_is_believed_and_contradiction_doubted_from_the_start() -> None:
+    model = SurvivalModel(3)
+    alone = DraftSignals([7], [0.6], [1.0], recent=0.5)
+    strong = DraftSignals([7], None, [3.0], match_len=12, recent=0.9)
+    for mine, theirs in ((alone, strong), (strong, alone)):
+        other = DraftSignals([1], theirs.confidence, theirs.certainty, theirs.match_len, 0.5)
+        agreed, doubted = model.against(mine, theirs), model.against(mine, other)
+        chances = [model.survival(each)[0] for each in (doubted, mine, agreed)]
+        assert chances == sorted(chances)
+        assert (1 - chances[2]) < 0.2 * (1 - chances[0])
+
+
+def test_without_a_rival_a_draft_stays_as_it_is() -> None:
+    model, nothing = SurvivalModel(3), DraftSignals([], None, [])
+    assert model.against(LOOKED, nothing) is LOOKED
+    assert model.against(nothing, LOOKED) is nothing
+
+
+def test_a_longer_rival_is_compared_as_far_as_the_shorter_one_goes() -> None:
+    model = SurvivalModel(3)
+    compared = model.against(DraftSignals([7, 8], None, [], recent=0.5), LOOKED)
+    assert compared.rival is not None
+    assert (compared.rival.n_same, len(compared.rival.logits)) == (2, 2)
+
+
+def test_a_fit_that_knows_fewer_features_begins_like_a_prior_in_the_others() -> None:
+    fitted = SurvivalModel(1)
+    fitted.set_slot(0, [2.0] * len(FEATURES), [50.0] * len(FEATURES))
+    saved = json.loads(json.dumps(fitted.to_json()))
+    new = ("same", "other", "rival_lookup")
+    kept = [i for i, name in enumerate(FEATURES) if name not in new]
+    saved["features"] = [FEATURES[i] for i in kept]
+    for name in ("weights", "precision"):
+        saved[name] = [[row[i] for i in kept] for row in saved[name]]
+    model = SurvivalModel.from_json(saved).to_json()
+    for i, name in enumerate(FEATURES):
+        known = (2.0, 50.0) if name not in new else (prior(0)[i], prior_precision()[i])
+        assert (model["weights"][0][i], model["precision"][0][i]) == known  # type: ignore[index]
 
 
 def test_one_wild_draft_moves_a_weight_by_half_at_most() -> None:

@@ -10,10 +10,20 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dspark_edge.confidence import DraftSignals, SurvivalModel
+from dspark_edge.competition import PROBE_COST
+from dspark_edge.confidence import SurvivalModel
 from dspark_edge.ledger import DraftLedger
 from dspark_edge.parking import Parking
+from dspark_edge.probing import (
+    N_CALIBRATED,
+    N_REQUESTS,
+    N_ROWS,
+    PROBE_DRAFTS,
+    BlockHistory,
+    Probes,
+)
 from dspark_edge.scheduler import RoundPlan, choose_lengths
+from dspark_edge.signals import DraftSignals
 
 # Seconds by batch_tokens, measured on a 2-core CPU: 8 is cheaper than 7.
 JAGGED_S = {1: 0.0147, 2: 0.021, 3: 0.027, 4: 0.0329, 5: 0.0519, 6: 0.057, 7: 0.0613, 8: 0.049}
@@ -187,7 +197,7 @@ def state_of(parking: Parking) -> str:
 def test_no_decision_falls_before_min_drafts() -> None:
     parking = Parking(min_drafts=8)
     for _ in range(7):
-        assert parking.wants_draft()
+        assert state_of(parking) == "drafting"
         parking.observe(0.1, 0.02)
     assert state_of(parking) == "drafting"
     assert parking.reason == "drafting: on trial (7 of 8 drafts)"
@@ -205,90 +215,160 @@ def test_the_reason_says_what_drafting_promises() -> None:
 def test_a_drafter_that_pays_keeps_drafting() -> None:
     parking = Parking()
     for _ in range(100):
-        assert parking.wants_draft()
-        assert not parking.is_probe
+        assert state_of(parking) == "drafting"
         parking.observe(1.4, 0.02)
     assert parking.reason == ("drafting: promises 1.40x of plain decoding (100 drafts measured)")
 
 
-def drafts_in(parking: Parking, n_rounds: int, gain: float) -> list[int]:
-    """The rounds, from 1, that drafted."""
-    drafted = []
-    for i in range(1, n_rounds + 1):
-        if parking.wants_draft():
-            drafted.append(i)
-            parking.observe(gain, 0.02)
-    return drafted
+class Rounds:
+    """Rounds of one sequence with a parking state and its probes, counted from 1."""
+
+    def __init__(self, every: int = 32, min_drafts: int = 8) -> None:
+        self.parking, self.probes = Parking(min_drafts=min_drafts), Probes(every)
+
+    def wants(self) -> bool:
+        if self.parking.state == "drafting":
+            return True
+        return self.probes.wants(["r"], None) is not None
+
+    def observe(self, gain: float, seconds: float = 0.02) -> None:
+        is_whole = self.parking.state == "drafting" or self.probes.is_last
+        self.parking.observe(gain, seconds, is_whole=is_whole)
+
+    def drafts_in(self, n_rounds: int, gain: float) -> list[int]:
+        """The rounds that drafted."""
+        drafted = []
+        for i in range(1, n_rounds + 1):
+            if self.wants():
+                drafted.append(i)
+                self.observe(gain)
+        return drafted
+
+
+def probe_at(n: int) -> list[int]:
+    return list(range(n, n + PROBE_DRAFTS))
 
 
 def test_a_poor_drafter_parks_and_probes_once_per_period() -> None:
-    parking = Parking(probe_every=32)
-    assert drafts_in(parking, 8 + 320, 0.7) == [*range(1, 9), *range(40, 329, 32)]
-    assert state_of(parking) == "parked"
-    assert parking.is_probe
+    rounds = Rounds(every=32)
+    gap = 32 + PROBE_DRAFTS - 1  # a probe's drafts pay for none
+    probes = [n for start in range(40, 40 + 4 * gap, gap) for n in probe_at(start)]
+    assert rounds.drafts_in(8 + 31 + 4 * gap, 0.7) == [*range(1, 9), *probes]
+    assert state_of(rounds.parking) == "parked"
 
 
 def test_a_drafter_that_turns_good_resumes_within_three_probe_periods() -> None:
-    parking = Parking(probe_every=32)
-    drafts_in(parking, 400, 0.0)
-    assert state_of(parking) == "parked"
-    drafts_in(parking, 3 * 32, 1.5)
-    assert state_of(parking) == "drafting"
+    rounds = Rounds(every=32)
+    rounds.drafts_in(400, 0.0)
+    assert state_of(rounds.parking) == "parked"
+    rounds.drafts_in(3 * 32, 1.5)
+    assert state_of(rounds.parking) == "drafting"
 
 
 def test_gains_around_one_do_not_flap() -> None:
-    parking = Parking()
+    rounds = Rounds()
     states = []
     for i in range(2000):
-        if parking.wants_draft():
-            parking.observe(1.01 if i % 2 else 0.99, 0.02)
-        states.append(state_of(parking))
+        if rounds.wants():
+            rounds.observe(1.01 if i % 2 else 0.99)
+        states.append(state_of(rounds.parking))
     assert sum(a != b for a, b in itertools.pairwise(states)) <= 1
 
 
 def test_a_lucky_probe_costs_one_trial_at_most() -> None:
-    parking = Parking(probe_every=32, min_drafts=8)
-    drafts_in(parking, 8, 0.7)
-    drafts_in(parking, 31, 0.7)
-    assert drafts_in(parking, 1, 100.0) == [1]
-    assert state_of(parking) == "drafting"
-    assert drafts_in(parking, 31, 0.7) == list(range(1, 9))
-    assert state_of(parking) == "parked"
+    rounds = Rounds(every=32, min_drafts=8)
+    rounds.drafts_in(8, 0.7)
+    rounds.drafts_in(31, 0.7)
+    assert rounds.drafts_in(PROBE_DRAFTS, 100.0) == probe_at(1)
+    assert state_of(rounds.parking) == "drafting"
+    assert rounds.drafts_in(31, 0.7) == list(range(1, 9))
+    assert state_of(rounds.parking) == "parked"
+
+
+def test_the_drafts_of_a_probe_decide_together() -> None:
+    rounds = Rounds(every=32, min_drafts=8)
+    rounds.drafts_in(8 + 31, 0.7)
+    states = []
+    for gain in [2.5] + [0.5] * (PROBE_DRAFTS - 1):
+        assert rounds.wants()
+        rounds.observe(gain)
+        states.append(state_of(rounds.parking))
+    assert states == ["parked"] * PROBE_DRAFTS
+    alone = Rounds(every=32, min_drafts=8)
+    alone.drafts_in(8, 0.7)
+    alone.parking.observe(2.5, 0.02)
+    assert state_of(alone.parking) == "drafting"
+
+
+def test_a_new_request_is_probed_a_period_early_once() -> None:
+    probes = Probes(every=10)
+    asked = [probes.wants(["old"], None) for _ in range(9)]
+    assert asked == [None] * 9
+    begun = [probes.wants(["new"], 0) for _ in range(PROBE_DRAFTS)]
+    assert begun == [0] * PROBE_DRAFTS
+    assert [probes.wants(["newer"], 0) for _ in range(PROBE_DRAFTS)] == [0] * PROBE_DRAFTS
+    # Two probes in ten rounds: the next newcomer waits for the other ten.
+    asked = [probes.wants(["newest"], 0) for _ in range(12)]
+    assert asked.index(0) == 8
+
+
+def test_a_probe_whose_sequence_has_ended_ends_with_it() -> None:
+    probes = Probes(every=4)
+    asked = [probes.wants(["a", "b"], None) for _ in range(4)]
+    assert asked == [None, None, None, 1]
+    assert probes.is_first
+    assert not probes.is_last
+    assert probes.wants(["a", "c"], None) is None
+    assert probes.is_last
+
+
+def test_every_recent_request_counts_alike_and_ended_ones_are_forgotten() -> None:
+    history = BlockHistory(typical=[(0.5,)] * 64)
+    assert len(history.rows()) == N_CALIBRATED * N_ROWS
+    assert not history.is_live
+    for _ in range(100):
+        for key in range(10):  # side by side: none pushes another out
+            history.add(key, (0.9,))
+    assert len(history.rows()) == (N_CALIBRATED + 10) * N_ROWS
+    assert history.is_live
+    for key in range(10):
+        history.finish(key)
+    assert history.rows() == [(0.9,)] * (N_REQUESTS * N_ROWS)
 
 
 def test_a_drafter_that_pays_by_a_few_long_rounds_drafts() -> None:
     """One round in twelve gives 8 tokens in 2.5 passes, the others one in 1.18: 1.22x in all."""
-    rng, parking, n_drafted, n_tokens, n_passes = random.Random(1), Parking(), 0, 0.0, 0.0
+    rng, rounds, n_drafted, n_tokens, n_passes = random.Random(1), Rounds(), 0, 0.0, 0.0
     for _ in range(3000):
         gain, seconds = 1.0, 1.0
-        if parking.wants_draft():
+        if rounds.wants():
             n_drafted += 1
             gain, seconds = (3.2, 2.5) if rng.random() < 0.08 else (0.85, 1.0 / 0.85)
-            parking.observe(gain, seconds)
+            rounds.observe(gain, seconds)
         n_tokens, n_passes = n_tokens + gain * seconds, n_passes + seconds
     assert n_drafted > 1500
     assert n_tokens / n_passes > 1.1
 
 
 def test_what_an_untaught_estimate_promises_at_first_does_not_count_whole() -> None:
-    parking = Parking()
-    drafts_in(parking, 1, 5.0)
-    assert parking.mean_gain == 2.0
-    assert len(drafts_in(parking, 31, 0.9)) < 31  # the first one whole would take 50 such drafts
+    rounds = Rounds()
+    rounds.drafts_in(1, 5.0)
+    assert rounds.parking.mean_gain == 2.0
+    assert len(rounds.drafts_in(31, 0.9)) < 31  # the first one whole would take 50 such drafts
 
 
 def test_a_gain_counts_by_the_time_that_it_lasts() -> None:
     measured, begun = Parking(), Parking()
     for gain, seconds in [(0.5, 1.0), (2.0, 3.0)]:
         measured.observe(gain, seconds)
-    begun.start([(0.5, 1.0), (2.0, 3.0)])
+    begun.start([(0.5, 1.0), (2.0, 3.0)], "by others")
     assert measured.mean_gain == begun.mean_gain == pytest.approx(6.5 / 4.0)
 
 
 def test_the_first_probe_after_parking_waits_a_whole_period() -> None:
-    parking = Parking(probe_every=4, min_drafts=1)
-    parking.observe(0.5, 0.02)
-    assert [parking.wants_draft() for _ in range(8)] == [False, False, False, True] * 2
+    rounds = Rounds(every=4, min_drafts=1)
+    rounds.observe(0.5)
+    assert rounds.drafts_in(8, 0.5) == probe_at(4)
 
 
 @pytest.mark.parametrize("gain", [-0.1, float("nan")])
@@ -306,8 +386,8 @@ def test_a_round_that_takes_no_time_has_no_gain(seconds: float) -> None:
 def test_settings_that_contradict_each_other_are_refused() -> None:
     with pytest.raises(ValueError, match=r"park_below 1\.1 is above resume_above 1\.03"):
         Parking(park_below=1.1)
-    with pytest.raises(ValueError, match="probe_every 0 and min_drafts 8 must be at least 1"):
-        Parking(probe_every=0)
+    with pytest.raises(ValueError, match="min_drafts 0 must be at least 1"):
+        Parking(min_drafts=0)
     with pytest.raises(ValueError, match=r"smoothing 0\.0 is outside 0\.\.1"):
         Parking(smoothing=0.0)
 
@@ -319,9 +399,10 @@ class Simulation:
 
     def __init__(self, seed: int) -> None:
         self.draw = random.Random(seed)
-        self.text = [self.draw.randrange(1000) for _ in range(8000)]
+        self.text = [self.draw.randrange(1000) for _ in range(20_000)]
         self.n_tokens, self.n_rounds, self.spent_s = 0, 0, 0.0
-        self.parking, self.model, self.ledger = Parking(), SurvivalModel(7), DraftLedger()
+        self.rounds = Rounds(every=round(PROBE_DRAFTS * self.DRAFT_S / (PROBE_COST * jagged(1))))
+        self.model, self.ledger = SurvivalModel(7), DraftLedger()
 
     def draft(self, rho: float) -> DraftSignals:
         """Each token right with probability rho: 0 is the wrong drafter, 1 the oracle."""
@@ -332,7 +413,7 @@ class Simulation:
     def round(self, rho: float) -> None:
         self.n_rounds += 1
         n_new = 1
-        if self.parking.wants_draft():
+        if self.rounds.wants():
             signals = self.draft(rho)
             plan = choose_lengths(
                 [self.model.survival(signals)],
@@ -341,7 +422,7 @@ class Simulation:
                 other_s=0.0,
                 max_batch_tokens=8,
             )
-            self.parking.observe(plan.tps * jagged(1), plan.expected_s)
+            self.rounds.observe(plan.tps * jagged(1), plan.expected_s)
             self.ledger.record(self.n_tokens, signals)
             for drafted in signals.tokens[: plan.verify_lens[0]]:
                 if drafted != self.text[self.n_tokens + n_new - 1]:
@@ -367,7 +448,7 @@ class Simulation:
 def test_a_wrong_drafter_costs_at_most_a_tenth_over_300_tokens(seed: int) -> None:
     simulation = Simulation(seed)
     assert simulation.run_tokens(300, rho=0.0) <= 1.10
-    assert state_of(simulation.parking) == "parked"
+    assert state_of(simulation.rounds.parking) == "parked"
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -381,9 +462,9 @@ def test_a_wrong_drafter_costs_at_most_three_percent_in_the_long_run(seed: int) 
 def test_switching_to_the_oracle_resumes_within_three_probe_periods(seed: int) -> None:
     simulation = Simulation(seed)
     simulation.run_tokens(300, rho=0.0)
-    for _ in range(3 * simulation.parking.probe_every):
+    for _ in range(3 * simulation.rounds.probes.every):
         simulation.round(rho=1.0)
-    assert state_of(simulation.parking) == "drafting"
+    assert state_of(simulation.rounds.parking) == "drafting"
     assert simulation.run_tokens(300, rho=1.0) < 0.6
 
 

@@ -1,7 +1,7 @@
 """Records what a drafter proposes at each position of a reply, and what the reply then was.
 
-Decodes plainly, token by token, with a block drafted in front of each: so the text decides every
-slot of every block. Refuses to know what recordings are used for.
+Decodes plainly, token by token, with a block drafted in front of each, and what lookup has for the
+same place: so the text decides every slot of both. Refuses to know what recordings are used for.
 """
 
 from __future__ import annotations
@@ -11,13 +11,15 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ..calibration import Recording
-from ..confidence import DraftSignals
+from ..choice import LONG_LOOKUP_LEN
 from ..engine import Engine
 from ..errors import PairError
 from ..loading import load
+from ..lookup import LookupDrafter
 from ..models import find_drafter, target_path
 from ..sampling import sampling_config
 from ..sequence import SamplingParams
+from ..signals import DraftSignals
 
 SEQ_ID = 0
 
@@ -117,6 +119,8 @@ class Recorder:
         for begin in range(0, len(before), decoder.n_batch):
             decoder.prefill(SEQ_ID, before[begin : begin + decoder.n_batch])
         n_room = min(max_tokens, decoder.n_ctx - len(prompt))
+        lookup = LookupDrafter()
+        lookup.extend(prompt)
         while len(into.tokens) < n_room and anchor not in self._end_tokens:
             draft = decoder.draft([SEQ_ID], [anchor])[0]
             into.drafts.append(
@@ -126,8 +130,11 @@ class Recorder:
                     certainty=draft.certainty,
                 )
             )
+            found = lookup.propose(LONG_LOOKUP_LEN)
+            into.lookups.append(DraftSignals(found.tokens, None, found.agreement, found.match_len))
             anchor = decoder.verify([SEQ_ID], [[anchor]])[0].tokens[-1]
             into.tokens.append(anchor)
+            lookup.extend([anchor])
 
     def close(self) -> None:
         """Frees the models."""

@@ -121,10 +121,12 @@ def _any_block(recordings: Sequence[Recording]) -> bool:
 def _judge_all(model: SurvivalModel, recordings: Sequence[Recording]) -> Judgements:
     head = judge_head(recordings)
     learning = SurvivalModel.from_json(model.to_json())
-    return ({} if head is None else {"head": head}) | {
-        "fused": judge(model, recordings, online=False),
-        "online": judge(learning, recordings, online=True),
-    }
+    judged = {} if head is None else {"head": head}
+    judged["fused"] = judge(model, recordings, online=False)
+    judged["online"] = judge(learning, recordings, online=True)
+    if any(looked.tokens for r in recordings for looked in r.lookups):
+        judged["lookup"] = judge(model, recordings, online=False, of_lookup=True)
+    return judged
 
 
 def print_judgements(judgements: Mapping[str, Judgements]) -> None:

@@ -12,12 +12,14 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 from ..competition import Competition
-from ..confidence import DraftSignals, SurvivalModel
+from ..confidence import SurvivalModel
 from ..cost import DEPTH_STEP, CostTable
 from ..ledger import DraftLedger
 from ..scheduler import RoundPlan, choose_lengths
+from ..signals import DraftSignals
 from .recorded import Proposal
 
+NOTHING = DraftSignals(tokens=[], confidence=None, certainty=[])
 INJECTION_DRAFTS = 8.0  # 11 ms for 64 tokens, where a draft of SmolLM2's drafter takes 1.3 ms
 
 
@@ -129,14 +131,25 @@ class Learner:
         self._model = model
         self._ledgers: dict[int, DraftLedger] = {}
 
-    def survival(self, offer: Offer, proposal: Proposal) -> list[float]:
-        """a_k of a proposal, which is remembered until the text decides it."""
-        ledger = self._ledgers.setdefault(offer.sequence, DraftLedger())
-        is_lookup = proposal.proposer == "lookup"
-        recent = ledger.recent_lookup if is_lookup else ledger.recent
-        signals = replace(proposal.signals, recent=recent)
-        ledger.record(offer.position, signals)
-        return self._model.survival(signals)
+    def signals(self, offer: Offer, proposer: str) -> DraftSignals:
+        """What a proposer says to a sequence, the acceptance known by now included."""
+        proposal = offer.proposals.get(proposer)
+        if proposal is None:
+            return NOTHING
+        ledger = self._ledger(offer)
+        recent = ledger.recent_lookup if proposer == "lookup" else ledger.recent
+        return replace(proposal.signals, recent=recent)
+
+    def survival(self, signals: DraftSignals) -> list[float]:
+        """a_k of a proposal."""
+        return self._model.survival(signals) if signals.tokens else []
+
+    def record(self, offer: Offer, signals: DraftSignals) -> None:
+        """Remember a proposal until the text decides it."""
+        self._ledger(offer).record(offer.position, signals)
+
+    def _ledger(self, offer: Offer) -> DraftLedger:
+        return self._ledgers.setdefault(offer.sequence, DraftLedger())
 
     def learn(self, sequence: int, position: int, tokens: Sequence[int]) -> None:
         ledger = self._ledgers.get(sequence)
@@ -161,7 +174,10 @@ class Algorithm1(Learner):
 
     def choose(self, offers: Sequence[Offer], times: Times) -> Choice:
         proposals = [offer.proposals.get(self._proposer) for offer in offers]
-        rows = [self.survival(o, p) if p else [] for o, p in zip(offers, proposals, strict=True)]
+        signals = [self.signals(offer, self._proposer) for offer in offers]
+        rows = [self.survival(each) for each in signals]
+        for offer, each in zip(offers, signals, strict=True):
+            self.record(offer, each)
         n_drafting = len(offers) if self._proposer == "drafter" and any(proposals) else 0
         depth = depth_of(offers)
         lengths = admit_while_rising(
@@ -206,10 +222,10 @@ class Ours(Learner):
         self._injection_drafts = injection_drafts
 
     def choose(self, offers: Sequence[Offer], times: Times) -> Choice:
-        looked = [self._pick(offer, "lookup") for offer in offers]
+        looked = [self.signals(offer, "lookup") for offer in offers]
         wanted = self._competition.wants(
             [offer.sequence for offer in offers],
-            [row for _, row in looked],
+            [self.survival(each) for each in looked],
             depth=depth_of(offers),
             max_batch_tokens=sum(1 + _longest(offer) for offer in offers),
             may_draft=any("drafter" in offer.proposals for offer in offers),
@@ -217,20 +233,27 @@ class Ours(Learner):
         extra_s = 0.0
         if wanted and self._competition.is_probe:
             extra_s = self._injection_drafts * times.draft_s(1)
-            self._competition.observe_probe(times.draft_s(len(wanted)) + extra_s)
-        drafted = {r: self._pick(offers[r], "drafter") for r in wanted}
-        choice = self._competition.choose({r: row for r, (_, row) in drafted.items()})
-        picks = [(drafted if takes else looked)[r] for r, takes in enumerate(choice.takes_draft)]
-        lengths = choice.plan.verify_lens
+            self._competition.observe_probe(times.draft_s(len(wanted)) + extra_s, len(wanted))
+        drafted = {r: self.signals(offers[r], "drafter") for r in wanted}
+        rivals = {r: self._model.against(looked[r], draft) for r, draft in drafted.items()}
+        drafted = {r: self._model.against(draft, looked[r]) for r, draft in drafted.items()}
+        for r, offer in enumerate(offers):
+            self.record(offer, rivals.get(r, looked[r]))
+            self.record(offer, drafted.get(r, NOTHING))
+        choice = self._competition.choose(
+            {r: self.survival(each) for r, each in drafted.items()},
+            {r: self.survival(each) for r, each in rivals.items()},
+        )
         return Choice(
             drafted=len(wanted),
-            verify=[(proposal, n) for (proposal, _), n in zip(picks, lengths, strict=True)],
+            verify=[
+                (offers[r].proposals.get("drafter" if takes else "lookup"), n)
+                for r, (takes, n) in enumerate(
+                    zip(choice.takes_draft, choice.plan.verify_lens, strict=True)
+                )
+            ],
             extra_s=extra_s,
         )
-
-    def _pick(self, offer: Offer, proposer: str) -> tuple[Proposal | None, list[float]]:
-        proposal = offer.proposals.get(proposer)
-        return (proposal, self.survival(offer, proposal)) if proposal else (None, [])
 
     def finish(self, sequence: int) -> None:
         super().finish(sequence)

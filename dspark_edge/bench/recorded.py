@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from ..confidence import DraftSignals
+from ..signals import DraftSignals
 from ..trace import Trace, TraceBlock, TraceSequence
 
 HOW_TO_RECORD = 'record with speculation="always", verify_len=0'

@@ -1,0 +1,102 @@
+"""When a parked drafter is asked again, and what the drafts of recent requests promised.
+
+Refuses to know: gains, models and clocks.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass, field
+
+PROBE_EVERY = 32  # rounds; at least
+PROBE_DRAFTS = 2  # in a row: the injection before the first costs as much as several drafts
+NEWCOMER_ROUNDS = 4  # that a new request decodes before it is probed: its first token never waits
+
+N_REQUESTS = 4  # whose drafts are remembered, ...
+N_ROWS = 16  # ... the last ones of each
+N_CALIBRATED = 4  # requests that an offline calibration stands for
+
+Row = Sequence[float]  # a_1.. of one block, as far as there is room for it; empty: no block
+
+
+@dataclass(slots=True)
+class Probes:
+    """While parked, one probe in every `every` rounds, PROBE_DRAFTS drafts of one sequence each.
+
+    A sequence that has not been drafted for may have its probe one period early: requests differ
+    more from each other than the parts of one, and what is learnt early serves longest.
+    """
+
+    every: int = PROBE_EVERY
+    _saved: int = 0  # rounds without a draft that no probe has used up; below 0: borrowed
+    _n_left: int = 0  # drafts of the probe that runs
+    _n_seq: int = 0
+    _key: Hashable = None
+    _n_probes: int = 0
+
+    @property
+    def is_first(self) -> bool:
+        """Whether the draft asked for last comes after a gap."""
+        return self._n_left == PROBE_DRAFTS - 1
+
+    @property
+    def is_last(self) -> bool:
+        """Whether it completes a probe."""
+        return self._n_left == 0
+
+    def wants(self, keys: Sequence[Hashable], newcomer: int | None) -> int | None:
+        """The index of the sequence to draft for in this parked round, if any.
+
+        newcomer: of one that has not been drafted for, None where there is none.
+        """
+        if self._n_left and self._n_seq == len(keys) and self._key in keys:
+            self._n_left -= 1
+            return keys.index(self._key)
+        self._n_left = 0
+        self._saved = min(self._saved + 1, self.every)
+        if self._saved < (self.every if newcomer is None else 0):
+            return None
+        self._saved -= self.every
+        self._n_left = PROBE_DRAFTS - 1
+        self._n_probes += 1
+        r = self._n_probes % len(keys) if newcomer is None else newcomer
+        self._n_seq, self._key = len(keys), keys[r]
+        return r
+
+
+@dataclass(slots=True)
+class BlockHistory:
+    """Blocks of the last few requests: what drafting usually promises to the next one.
+
+    Every request counts about alike, for one that drafts all the time would drown the others.
+    """
+
+    typical: Sequence[Row] = ()  # rows of an offline calibration
+    is_live: bool = field(default=False, init=False)  # whether it holds more than those
+    _rows: dict[Hashable, deque[Row]] = field(default_factory=dict, init=False)
+    _ended: list[Hashable] = field(default_factory=list, init=False)  # whose rows they are, oldest
+
+    def __post_init__(self) -> None:
+        n = min(len(self.typical), N_CALIBRATED * N_ROWS)
+        chosen = [self.typical[i * len(self.typical) // n] for i in range(n)]
+        for i in range(min(n, N_CALIBRATED)):
+            name = f"calibration {i}"
+            self._rows[name] = deque(chosen[i::N_CALIBRATED], maxlen=N_ROWS)
+            self._ended.append(name)
+
+    def add(self, key: Hashable, row: Row) -> None:
+        """Take one more block of a request."""
+        self.is_live = True
+        self._rows.setdefault(key, deque(maxlen=N_ROWS)).append(row)
+
+    def finish(self, key: Hashable) -> None:
+        """The request has ended: it is forgotten after N_REQUESTS others."""
+        if key in self._rows:
+            self._ended.append(key)
+            if len(self._ended) > N_REQUESTS:
+                del self._rows[self._ended.pop(0)]
+
+    def rows(self) -> list[Row]:
+        """All that are remembered."""
+        return [row for rows in self._rows.values() for row in rows]
