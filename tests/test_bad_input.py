@@ -12,12 +12,14 @@ import os
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from llama_cpp import llama_grammar
 from llama_cpp.llama_grammar import json_schema_to_gbnf
 from tiny_models import (
     DrafterSpec,
@@ -274,8 +276,9 @@ def test_a_sampling_parameter_out_of_range_is_named_with_its_range(
         "root ::= missing",
         'root ::= "a',
         "root ::= [a-",
-        'root ::= root "a"',
         'root ::= "\\xZZ"',
+        'root ::= "a" ) b ::= ' + ")" * 1000 + "(" * 200,
+        'root ::= "\\x" "' + "(" * 5000 + '"',
         "root ::= <|nope|>",
         "?" * 5000,
     ],
@@ -303,7 +306,7 @@ def test_a_grammar_that_would_exhaust_memory_is_refused(decoder: _core.BlockDeco
         'root ::= ("a"?){100}',
         'root ::= ("a"?){1000}',
         "root ::= " + '"a"? ' * 100,
-        'root ::= (("a"?){0,9}){9} "b"',
+        'root ::= (("ab"?){0,9}){9} "b"',
         'root ::= ("b" x{64} "c"?){3}\nx ::= "a" |',
         'root ::= "b" x x\nx ::= y{8}\ny ::= [a]* "c"? "d"? "e"? "f"?',
         'root ::= ("b" ("a"?){40}) ("c"? "d"?){20} # }',
@@ -311,6 +314,12 @@ def test_a_grammar_that_would_exhaust_memory_is_refused(decoder: _core.BlockDeco
         "root ::= " + "!<[1]>? " * 100,
         'root ::= x{100}\nx ::= "a" | ""',
         'root ::= ("a" "" | "" ""){100}',
+        'root ::= ("ab" | []){100}',
+        'root ::= ("ab" | [^]){100}',
+        'root ::= "b" o{60} o{60}\no ::= "a" root | ""',
+        'root ::= a | "b"\na ::= "a" b{100} c\nb ::= c c | d\nc ::= d |\nd ::= "d" a',
+        'root ::= ("b" ("ac"?){40})? ("cc"? "dd"?){20}',
+        'root ::= (("ab"?){40} "b" ("ab"?){40})*',
     ],
 )
 def test_a_grammar_that_would_take_forever_is_refused(
@@ -320,6 +329,148 @@ def test_a_grammar_that_would_take_forever_is_refused(
     limit = "elements in a row that can all be left out; the limit is 64: repeat something that"
     with pytest.raises(ValueError, match=limit):
         decoder.check_sampling(_core.SamplingConfig(grammar=grammar))
+
+
+def doubled(n: int, ends: tuple[str, str] = ("", "")) -> str:
+    """2**n ways to begin: n rules of the next one, or the next one."""
+    rules = [f"r{i} ::= r{i + 1} {ends[0]} | r{i + 1} {ends[1]}" for i in range(n)]
+    return "\n".join(["root ::= r0", *rules, f'r{n} ::= "x"', ""])
+
+
+@pytest.mark.parametrize(
+    ("grammar", "n_ways"),
+    [
+        (doubled(11), "2048"),
+        (doubled(40), "2048"),
+        (doubled(40, ('"a"', '"b"')), "2048"),
+        ("root ::= " + " | ".join('"a"' for _ in range(1025)), "1025"),
+        ('root ::= x x "c"\nx ::= ' + '"bb" | ' * 600, "1203"),
+        ('root ::= ("a" x) x "c"\nx ::= ' + '"bb" | ' * 600, "1202"),
+        ('root ::= (x "a" x)*\nx ::= ' + '"bb" | ' * 600, "1203"),
+    ],
+    ids=lambda text: text[:30],
+)
+def test_a_grammar_with_too_many_ways_to_go_on_is_refused(
+    grammar: str, n_ways: str, decoder: _core.BlockDecoder
+) -> None:
+    # r | r in 40 rules kept llama.cpp's search for left recursion busy for days.
+    config = _core.SamplingConfig(grammar=grammar)
+    assert message(ValueError, lambda: decoder.check_sampling(config)) == (
+        f"the grammar has {n_ways} ways to go on at one place; the limit is 1024: let fewer "
+        'alternatives begin there, as in "a" ("b" | "c") for "ab" | "ac"'
+    )
+
+
+def test_a_grammar_whose_rules_are_searched_for_too_long_is_refused(
+    decoder: _core.BlockDecoder,
+) -> None:
+    chain = [f"r{i} ::= r{i + 1}" for i in range(9, 450)]
+    again = [f"s{i} ::= r0" for i in range(10_000)]
+    grammar = "\n".join([doubled(9).replace('r9 ::= "x"', ""), *chain, 'r450 ::= "x"', *again])
+    with pytest.raises(ValueError, match=r"takes llama\.cpp over 67108864 steps, the limit"):
+        decoder.check_sampling(_core.SamplingConfig(grammar=grammar))
+
+
+@pytest.mark.parametrize(
+    ("grammar", "rule"),
+    [
+        ('root ::= root "a"', "root"),
+        ('root ::= "a" r\nr ::= e r "a" | "b"\ne ::= f\nf ::= "c" |', "r"),
+        ('root ::= a\na ::= "x"? b* c "d" | "e"\nb ::= "b"\nc ::= (a | "c")', "a"),
+    ],
+)
+def test_a_rule_that_can_begin_with_itself_is_named(
+    grammar: str, rule: str, decoder: _core.BlockDecoder
+) -> None:
+    # llama.cpp overlooks it behind a rule that is empty by way of another, and never comes back.
+    config = _core.SamplingConfig(grammar=grammar)
+    assert message(ValueError, lambda: decoder.check_sampling(config)) == (
+        f"the grammar's rule {rule} can begin with itself; put something before it, as in "
+        'sum ::= number ("+" number)*'
+    )
+
+
+@pytest.mark.parametrize(
+    ("grammar", "n"),
+    [
+        ("root ::= ([a-z]?){20}", 20),
+        ("root ::= " + "[a-z]? [0-9a]* " * 5, 10),
+        ('root ::= (" "?){60}', 60),
+        ("root ::= x x x\nx ::= [^0-9]? .? ([\\x20-\\x7E])? # each a letter, or nothing", 9),
+    ],
+)
+def test_a_row_that_can_be_the_same_character_is_refused(
+    grammar: str, n: int, decoder: _core.BlockDecoder
+) -> None:
+    # A token of n letters can be cut in as many ways as n of the row's elements can be chosen.
+    config = _core.SamplingConfig(grammar=grammar)
+    assert message(ValueError, lambda: decoder.check_sampling(config)) == (
+        f"the grammar has {n} elements in a row that can be the same character or be left out; "
+        "the limit is 8: repeat something that cannot be empty, as in [a-z]{0,100}"
+    )
+
+
+@pytest.mark.parametrize(
+    ("grammar", "n", "limit"),
+    [
+        ("root ::= ([a-z] | [a-y] | [^0-9]){10}", 3, 2),
+        ("root ::= (" + "[a-z] | " * 7 + "[a-z])+", 8, 4),
+        ("root ::= (" + "[a-z]? " * 7 + "[a-z]){10}", 7, 2),
+    ],
+)
+def test_a_repetition_that_can_read_a_character_in_many_ways_is_refused(
+    grammar: str, n: int, limit: int, decoder: _core.BlockDecoder
+) -> None:
+    config = _core.SamplingConfig(grammar=grammar)
+    assert message(ValueError, lambda: decoder.check_sampling(config)) == (
+        f"the grammar has {n} ways to read a character within something that it repeats; the "
+        f"limit is {limit}: let them differ, as in ([a-z] | [0-9])*"
+    )
+
+
+@pytest.mark.parametrize(
+    ("grammar", "n"),
+    [
+        ('root ::= "b" o{20}\no ::= "a" root | ""', 20),
+        ('root ::= "b" o{1,3} o? ws\no ::= "a" root\nws ::= " "*', 3),
+        ('root ::= "-" root{0,3}', 3),
+    ],
+)
+def test_a_rule_that_comes_back_in_its_own_end_is_refused(
+    grammar: str, n: int, decoder: _core.BlockDecoder
+) -> None:
+    # Each "ba" of the text multiplied the stacks by the number of elements.
+    config = _core.SamplingConfig(grammar=grammar)
+    assert message(ValueError, lambda: decoder.check_sampling(config)) == (
+        f"the grammar has {n} elements at the end of rule root that begin alike, can be left out "
+        "and lead back to it; the limit is 2: close the rule with something, as in "
+        '"(" list ")"'
+    )
+
+
+@pytest.mark.parametrize(
+    ("grammar", "expected"),
+    [
+        ('root ::= "' + "a" * 10_000 + '"{1999}', "has 19990016 elements with all repetitions"),
+        ("root ::= [" + "a-b" * 10_000 + "]{0,500}", "has 10008016 elements with all repetitions"),
+        ("root ::= " + '"a"{1,1999} ' * 200, "has 6793416 elements with all repetitions written"),
+        ("n" * 2000 + ' ::= "a"', "has a name of 2000 bytes; the limit is 1024"),
+        ("n" * 1000 + " ::= " + "(a)" * 50_000, "elements with all repetitions written out; the"),
+        ("{" * 200_000, "does not parse"),
+        ("root ::= x" + "{1}" * 80_000 + '\nx ::= "a"', ""),
+    ],
+    ids=lambda text: text[:30],
+)
+def test_a_grammar_of_a_few_kilobytes_takes_neither_gigabytes_nor_seconds(
+    grammar: str, expected: str, decoder: _core.BlockDecoder
+) -> None:
+    began = time.perf_counter()
+    if expected:
+        with pytest.raises(ValueError, match=expected):
+            decoder.check_sampling(_core.SamplingConfig(grammar=grammar))
+    else:
+        decoder.check_sampling(_core.SamplingConfig(grammar=grammar))
+    assert time.perf_counter() - began < 2
 
 
 @pytest.mark.parametrize(
@@ -349,10 +500,23 @@ def test_a_grammar_that_nests_rules_too_deeply_is_refused(decoder: _core.BlockDe
         'root ::= ("a"? "b"? "c"?)+ # ("a"?){100}',
         'root ::= "(\\"a\\"?){100}" [("a"?){100}]{9}',
         'root ::= expr\nexpr ::= "-" expr ws | [0-9]+\nws ::= | " " ws',
-        'root ::= x{60}\nx ::= "a"?',
+        'root ::= x{60}\nx ::= "ab"?',
+        'root ::= x{8}\nx ::= "a"?',
         'root ::= "a" # a " or { or (\r\n  # and a \'\r\nx ::= "b"{2}',
         'root ::= <[34]> !<|bos|>* "(\\"a\\"?){100}" # <"',
-        'root ::= ("a" ""){1000} "\\"" x{60}\nx ::= "" | "a"',
+        'root ::= ("a" ""){1000} "\\"" x{60}\nx ::= "" | "ab"',
+        doubled(10),
+        "root ::= " + " | ".join(f'"{i}"' for i in range(1024)),
+        "root ::= " + " ".join(f'"{letter}"?' for letter in "abcdefghijklmnopqrstuvwxyz"),
+        'root ::= ("é" | "è" | "ê" | "ë" | "ç" | [a-z] | [A-Z] | [^ -~\\n] | "\\t")+',
+        'root ::= word ("," " "? word)* ws\nword ::= [a-z]+ ("-" word)?\nws ::= [ \\n]*',
+        'root ::= ws expr\nexpr ::= term (("+" | "-") expr)?\nterm ::= num | "(" ws expr ")" ws\n'
+        "num ::= [0-9]+ ws\nws ::= [ \\t]*",
+        'root ::= s\ns ::= "if" e s ("elif" e s)* ("else" s)? | e ";"\ne ::= [a-z]+ (op e)? ws\n'
+        'op ::= "<" | "="\nws ::= " "*',
+        'root ::= e\ne ::= [0-9]+ ("*" e)? ("+" e)? ("-" e)?',
+        'root ::= "M"? "M"? "M"? "D"? "C"? "C"? "C"? "L"? "X"? "X"? "X"? "V"? "I"? "I"? "I"?',
+        'root ::= ([0-9] [0-9]? [0-9]? "."){3} [0-9] [0-9]? [0-9]?',
     ],
 )
 def test_an_ordinary_grammar_with_repetitions_is_taken(
@@ -361,9 +525,33 @@ def test_an_ordinary_grammar_with_repetitions_is_taken(
     decoder.check_sampling(_core.SamplingConfig(grammar=grammar))
 
 
-def test_json_schemas_become_grammars_that_are_taken(decoder: _core.BlockDecoder) -> None:
-    properties = {f"p{i}": {"type": "string", "maxLength": 40} for i in range(40)}
-    schema = {"type": "object", "properties": properties, "required": ["p0"]}
+@pytest.mark.parametrize("name", [name for name in dir(llama_grammar) if name.endswith("_GBNF")])
+def test_the_grammars_that_come_with_llama_cpp_are_taken(
+    name: str, decoder: _core.BlockDecoder
+) -> None:
+    decoder.check_sampling(_core.SamplingConfig(grammar=getattr(llama_grammar, name)))
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {},
+        {"type": "object", "required": ["p0"]}
+        | {"properties": {f"p{i}": {"type": "string", "maxLength": 40} for i in range(40)}},
+        {"properties": {f"p{i}": {"enum": [i, "a", None]} for i in range(60)}},
+        {"properties": {f"p{i}": {} for i in range(20)}, "additionalProperties": True},
+        {"$defs": {"tree": {"properties": {f"p{i}": {"$ref": "#/$defs/tree"} for i in range(40)}}}}
+        | {"anyOf": [{"$ref": "#/$defs/tree"}]},
+        {"anyOf": [{"properties": {f"p{i}": {}}, "required": [f"p{i}"]} for i in range(100)]},
+        {"enum": [f"value {i}" for i in range(1000)]},
+        {"type": "string", "pattern": "^M{0,3}(CM|CD|D?C{0,3})(XC|XL|L?X{0,3})(IX|IV|V?I{0,3})$"},
+        {"type": "string", "pattern": "^(https?://)?[a-z0-9.-]+(:[0-9]+)?(/[a-z0-9._-]*)*$"},
+    ],
+    ids=lambda schema: json.dumps(schema)[:40],
+)
+def test_json_schemas_become_grammars_that_are_taken(
+    schema: dict[str, Any], decoder: _core.BlockDecoder
+) -> None:
     grammar = json_schema_to_gbnf(json.dumps(schema))
     decoder.check_sampling(_core.SamplingConfig(grammar=grammar))
 
