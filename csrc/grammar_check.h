@@ -1,7 +1,7 @@
 // Refuses grammars that llama.cpp would take and then choke on: its parser recurses without limits,
-// and its matcher follows everything that could be left out at once.
+// and its matcher follows every way to go on at once.
 //
-// Reads GBNF just well enough to count; whether a grammar parses is llama.cpp's to say.
+// Limits on the text and its size are here, those on what the matcher follows in grammar_shape.
 #pragma once
 
 #include <string>

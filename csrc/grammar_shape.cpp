@@ -153,6 +153,7 @@ class Shapes {
         return item.rule != kText && rules_[item.rule].can_be_empty;
     }
 
+    // How often it can come beyond what has to come.
     unsigned long long n_optional(const GrammarItem & item) const {
         const Repetition & times = item.times;
         return times.loops ? 1 : repeats_nothing(item) ? times.high : times.high - times.low;

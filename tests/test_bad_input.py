@@ -457,7 +457,6 @@ def test_a_rule_that_comes_back_in_its_own_end_is_refused(
         ("n" * 2000 + ' ::= "a"', "has a name of 2000 bytes; the limit is 1024"),
         ("n" * 1000 + " ::= " + "(a)" * 50_000, "elements with all repetitions written out; the"),
         ("{" * 200_000, "does not parse"),
-        ("root ::= x" + "{1}" * 80_000 + '\nx ::= "a"', ""),
     ],
     ids=lambda text: text[:30],
 )
@@ -465,10 +464,7 @@ def test_a_grammar_of_a_few_kilobytes_takes_neither_gigabytes_nor_seconds(
     grammar: str, expected: str, decoder: _core.BlockDecoder
 ) -> None:
     began = time.perf_counter()
-    if expected:
-        with pytest.raises(ValueError, match=expected):
-            decoder.check_sampling(_core.SamplingConfig(grammar=grammar))
-    else:
+    with pytest.raises(ValueError, match=expected):
         decoder.check_sampling(_core.SamplingConfig(grammar=grammar))
     assert time.perf_counter() - began < 2
 
