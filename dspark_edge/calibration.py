@@ -225,16 +225,17 @@ def save_calibration(drafter: Path, calibration: Calibration) -> Path:
 
 
 def load_calibration(drafter: Path, *, n_slots: int | None = None) -> Calibration | None:
-    """The fit made for exactly this drafter, as the start of online learning.
+    """The newest fit made for exactly this drafter, as the start of online learning.
 
-    None when there is none or it is unreadable, corrupt or another drafter's; never raises.
+    None when there is none or all are unreadable, corrupt or another drafter's; never raises.
     n_slots: longest draft where that is not the fit's.
     """
     try:
         key = fingerprint(drafter)
     except OSError:
         return None
-    for path in _places(drafter, key):
+    # One in the cache is newer where a folder refused it that holds an older one.
+    for path in sorted(_places(drafter, key), key=_written_s, reverse=True):
         try:
             saved = json.loads(path.read_text(encoding="utf-8"))
             if isinstance(saved, dict) and saved.get("drafter") == key:
@@ -260,6 +261,13 @@ def _is_survival(row: object) -> bool:
     if not isinstance(row, list) or not all(type(a) in (int, float) for a in row):
         return False
     return all(0.0 <= b <= a for a, b in zip([1.0, *row], row, strict=False))
+
+
+def _written_s(path: Path) -> float:
+    try:
+        return path.stat().st_mtime
+    except OSError:
+        return 0.0
 
 
 def _places(drafter: Path, key: str) -> tuple[Path, Path]:

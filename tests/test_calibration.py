@@ -25,6 +25,7 @@ from dspark_edge.calibration import (
     typical_rows,
 )
 from dspark_edge.confidence import SurvivalModel, prior, prior_precision
+from dspark_edge.files import write_atomically
 from dspark_edge.models import find_drafter, target_path
 from dspark_edge.reliability import judge, judge_head, reliability
 from dspark_edge.signals import FEATURES, DraftSignals
@@ -248,6 +249,47 @@ def test_where_the_drafters_folder_refuses_the_cache_holds_it(drafter: Path, cac
     drafter.with_name("drafter.calibration.json").mkdir()  # no file can take this place
     assert save_calibration(drafter, a_calibration()).parent == cache
     assert load_calibration(drafter) is not None
+
+
+def written_at(path: Path, seconds: float) -> Path:
+    os.utime(path, (seconds, seconds))
+    return path
+
+
+def two_calibrations(drafter: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, Path]:
+    """One beside the drafter, with 160 typical rows, and a later one in the cache, with 2."""
+    beside = written_at(save_calibration(drafter, a_calibration()), 1e9)
+    later = a_calibration()
+    del later.typical[2:]
+
+    def refuse(path: Path, text: str) -> bool:
+        return path != beside and write_atomically(path, text)
+
+    monkeypatch.setattr("dspark_edge.calibration.write_atomically", refuse)
+    return beside, written_at(save_calibration(drafter, later), 1e9 + 1)
+
+
+def test_the_newest_calibration_is_taken_wherever_it_lies(
+    drafter: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    beside, _ = two_calibrations(drafter, monkeypatch)
+    loaded = load_calibration(drafter)
+    assert loaded is not None
+    assert len(loaded.typical) == 2
+    written_at(beside, 1e9 + 2)
+    loaded = load_calibration(drafter)
+    assert loaded is not None
+    assert len(loaded.typical) == 160
+
+
+def test_a_corrupt_newest_calibration_leaves_the_older_one(
+    drafter: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, later = two_calibrations(drafter, monkeypatch)
+    later.write_bytes(later.read_bytes()[:-9])
+    loaded = load_calibration(drafter)
+    assert loaded is not None
+    assert len(loaded.typical) == 160
 
 
 def test_where_nothing_can_be_written_that_is_said(drafter: Path, cache: Path) -> None:
