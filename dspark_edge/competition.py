@@ -72,13 +72,28 @@ class _Worth:
         return not self.is_parked
 
 
+class _Times(dict[int, float]):
+    """Seconds of a target pass by batch_tokens, at one depth; each is asked for once a round."""
+
+    __slots__ = ("_costs", "_depth")
+
+    def __init__(self, costs: Costs, depth: int) -> None:
+        super().__init__()
+        self._costs = costs
+        self._depth = depth
+
+    def __missing__(self, batch_tokens: int) -> float:
+        seconds = self[batch_tokens] = self._costs.verify_s(batch_tokens, self._depth)
+        return seconds
+
+
 @dataclass(slots=True)
 class _Round:
     """What is known of the round between asking the drafter and choosing."""
 
     keys: Sequence[Hashable]
     lookup: Sequence[Row]
-    depth: int
+    verify_s: _Times
     max_batch_tokens: int
     without: RoundPlan | None = None  # the best plan without the drafter, once it is needed
 
@@ -158,7 +173,7 @@ class Competition:
         """
         n_seq = self._n_seq = len(keys)
         self._is_after_gap = False
-        self._round = _Round(keys, lookup, depth, max_batch_tokens)
+        self._round = _Round(keys, lookup, _Times(self._costs, depth), max_batch_tokens)
         if not self._has_drafter or not may_draft or max_batch_tokens <= n_seq:
             return []
         parking = self._current = self._parking(keys)
@@ -268,7 +283,7 @@ class Competition:
     def _weigh(self, rows: Sequence[Row], now: _Round, *, draft_s: float = 0.0) -> RoundPlan:
         return choose_lengths(
             rows,
-            lambda batch_tokens: self._costs.verify_s(batch_tokens, now.depth),
+            now.verify_s.__getitem__,
             draft_s=draft_s,
             other_s=self._costs.other_s,
             max_batch_tokens=now.max_batch_tokens,
@@ -278,9 +293,9 @@ class Competition:
     def _worth_of(self, row: Row, now: _Round) -> float:
         """The most tokens that a row can gain, the time of verifying them priced in tokens."""
         n_seq, tps, best = len(now.keys), self._without(now).tps, 0.0
-        anchors_s = self._costs.verify_s(n_seq, now.depth)
+        anchors_s = now.verify_s[n_seq]
         for n, gained in enumerate(accumulate(row), start=1):
-            extra_s = self._costs.verify_s(n_seq + n, now.depth) - anchors_s
+            extra_s = now.verify_s[n_seq + n] - anchors_s
             best = max(best, gained - tps * extra_s)
         return best
 

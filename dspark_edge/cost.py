@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import math
 import statistics
-from bisect import bisect_left
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
+
+from .cost_curve import Curve
 
 FORMAT_VERSION = 1
 DEPTH_STEP = 512  # tokens in a bucket of depth
@@ -27,8 +28,6 @@ SMALL_STEP = 1.1  # to a new depth, in ratio: more is a leap
 DRIFT_MAX = 1.4  # of the load: with more, most of what it gains is not the depth's
 PROFILE_PASSES = 5
 BUSY_RATIO = 1.5  # of the median to the fastest pass, above which a profile is not kept
-
-Curve = dict[int, float]  # size of a pass -> seconds
 
 
 class CostTable:
@@ -72,16 +71,19 @@ class CostTable:
         """
         if not self._verify:
             raise ValueError("cost table is empty; profile() it or observe a pass first")
-        return self._load * _interpolate(self._verify[self._nearest(_bucket(depth))], batch_tokens)
+        curve = self._verify.get(depth // DEPTH_STEP)
+        if curve is None:
+            curve = self._verify[self._nearest(_bucket(depth))]
+        return self._load * curve.at(batch_tokens)
 
     def draft_s(self, n_seq: int) -> float:
         """Seconds of a draft pass over n_seq sequences; 0 when drafts need no pass."""
-        return self._load * _interpolate(self._draft, n_seq) if self._draft else 0.0
+        return self._load * self._draft.at(n_seq) if self._draft else 0.0
 
     @property
     def widest(self) -> int:
         """The widest pass that was measured; 0: none was."""
-        return max((max(curve) for curve in self._verify.values()), default=0)
+        return max((curve.widest for curve in self._verify.values()), default=0)
 
     @property
     def load(self) -> float:
@@ -97,18 +99,18 @@ class CostTable:
         """
         seconds, bucket = _checked_s(seconds), _bucket(depth)
         if not self._verify:
-            self._verify[bucket] = {batch_tokens: seconds}
+            self._verify[bucket] = Curve({batch_tokens: seconds})
             return
         ratio = _ratio(seconds, self.verify_s(batch_tokens, depth))
         step = (depth + DEPTH_STEP) / (self._deepest + DEPTH_STEP)
         self._deepest = max(self._deepest, depth)
         if bucket not in self._verify:
-            self._verify[bucket] = dict(self._verify[self._nearest(bucket)])
+            self._verify[bucket] = self._verify[self._nearest(bucket)].copy()
             if not 1.0 < step <= SMALL_STEP:
                 self._n_scaled[bucket] = 0
         if self._n_scaled.get(bucket, SCALING_PASSES) < SCALING_PASSES:
             self._n_scaled[bucket] += 1
-            _scale(self._verify[bucket], ratio ** (1.0 / self._n_scaled[bucket]))
+            self._verify[bucket].scale(ratio ** (1.0 / self._n_scaled[bucket]))
             return
         _correct(self._verify[bucket], batch_tokens, ratio)
         self._load *= ratio**LOAD_WEIGHT
@@ -119,7 +121,7 @@ class CostTable:
         """Correct the table by one draft pass. Raises ValueError as observe_verify does."""
         seconds = _checked_s(seconds)
         if not self._draft:
-            self._draft[n_seq] = seconds / self._load
+            self._draft.put(n_seq, seconds / self._load)
             return
         ratio = _ratio(seconds, self.draft_s(n_seq))
         _correct(self._draft, n_seq, ratio)
@@ -173,7 +175,7 @@ class CostTable:
         most = step if self._load <= DRIFT_MAX else math.sqrt(step)
         drift = min(max(self._load, 1.0 / most), most)
         self._load /= drift
-        _scale(curve, drift)
+        curve.scale(drift)
 
     def _nearest(self, bucket: int) -> int:
         if bucket in self._verify:
@@ -218,7 +220,7 @@ def profile(
         if spent_s + sweep_s > budget_s:
             break
 
-    curves: dict[str, Curve] = {"verify": {}, "draft": {}}
+    curves: dict[str, dict[int, float]] = {"verify": {}, "draft": {}}
     for seconds, (kind, size, _) in zip(measured, passes, strict=True):
         curves[kind][size] = min(seconds)
     table = CostTable(verify={_bucket(depth): curves["verify"]}, draft=curves["draft"])
@@ -235,31 +237,9 @@ def _bucket(depth: int) -> int:
     return max(depth, 0) // DEPTH_STEP
 
 
-def _interpolate(curve: Curve, size: int) -> float:
-    if size in curve:
-        return curve[size]
-    sizes = sorted(curve)
-    right = bisect_left(sizes, size)
-    if right == 0:
-        return curve[sizes[0]]
-    if len(sizes) == 1:
-        return curve[sizes[0]] * size / sizes[0]  # one point has no slope: cost per token
-    beyond = right == len(sizes)
-    low, high = sizes[right - 2 : right] if beyond else sizes[right - 1 : right + 1]
-    slope = (curve[high] - curve[low]) / (high - low)
-    if beyond:
-        return curve[high] + max(slope, 0.0) * (size - high)  # falling on would reach 0
-    return curve[low] + slope * (size - low)
-
-
 def _correct(curve: Curve, size: int, ratio: float) -> None:
-    """Move the entry of `size`, made when missing, a little towards what was observed."""
-    curve[size] = _interpolate(curve, size) * ratio**SHAPE_WEIGHT
-
-
-def _scale(curve: Curve, ratio: float) -> None:
-    for size in curve:
-        curve[size] *= ratio
+    """Move the point of `size`, made when missing, a little towards what was observed."""
+    curve.put(size, curve.at(size) * ratio**SHAPE_WEIGHT)
 
 
 def _ratio(seconds: float, present: float) -> float:
@@ -273,14 +253,14 @@ def _checked_s(seconds: float) -> float:
 
 
 def _checked_curve(curve: Mapping[int, float]) -> Curve:
-    return {size: _checked_s(seconds) for size, seconds in curve.items()}
+    return Curve({size: _checked_s(seconds) for size, seconds in curve.items()})
 
 
 def _curve_to_json(curve: Curve) -> dict[str, float]:
-    return {str(size): seconds for size, seconds in sorted(curve.items())}
+    return {str(size): seconds for size, seconds in curve}
 
 
-def _curve_from_json(data: object, name: str, *, may_be_empty: bool = False) -> Curve:
+def _curve_from_json(data: object, name: str, *, may_be_empty: bool = False) -> dict[int, float]:
     if not isinstance(data, dict) or not (data or may_be_empty):
         raise ValueError(f"cost table's {name} holds no seconds by size; profile it anew")
     curve = {_integer(size, minimum=1): _number(s, name) for size, s in data.items()}

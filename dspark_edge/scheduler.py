@@ -63,11 +63,15 @@ def choose_lengths(
     fixed_s = draft_s + other_s
 
     expected_tokens = float(n_seq)
-    best_tokens, best_s, n_best = expected_tokens, _round_s(verify_s(n_seq), fixed_s), 0
-    nothing_s = best_s
-    for n_admitted in range(1, n_room + 1):
-        expected_tokens -= order[n_admitted - 1][0]  # the order holds -survival
-        expected_s = _round_s(verify_s(n_seq + n_admitted), fixed_s)
+    nothing_s = fixed_s + verify_s(n_seq)
+    if not 0.0 < nothing_s < math.inf:
+        raise _unrankable(nothing_s)
+    best_tokens, best_s, n_best = expected_tokens, nothing_s, 0
+    for n_admitted, (minus_survival, _, _) in enumerate(order[:n_room], start=1):
+        expected_tokens -= minus_survival
+        expected_s = fixed_s + verify_s(n_seq + n_admitted)
+        if not 0.0 < expected_s < math.inf:
+            raise _unrankable(expected_s)
         # theta > best theta, without the division: both times are positive.
         if expected_tokens * best_s > best_tokens * expected_s:
             best_tokens, best_s, n_best = expected_tokens, expected_s, n_admitted
@@ -102,8 +106,5 @@ def _admission_order(survival: Sequence[Sequence[float]]) -> list[tuple[float, i
     return order
 
 
-def _round_s(verify_s: float, fixed_s: float) -> float:
-    round_s = fixed_s + verify_s
-    if not 0.0 < round_s < math.inf:
-        raise ValueError(f"a round of {round_s} s cannot be ranked; times must be finite, above 0")
-    return round_s
+def _unrankable(round_s: float) -> ValueError:
+    return ValueError(f"a round of {round_s} s cannot be ranked; times must be finite, above 0")

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import itertools
-from dataclasses import dataclass
+from collections import Counter
+from dataclasses import dataclass, field
 
 import pytest
 
@@ -71,6 +72,28 @@ def test_the_better_of_two_offers_is_taken() -> None:
     choice = competition.choose({0: POOR, 1: SURE, 2: SURE})
     assert choice.takes_draft == [False, True, True]
     assert choice.plan.verify_lens == (4, 4, 4)
+
+
+@dataclass(slots=True)
+class CountedLine(Line):
+    asked: list[int] = field(default_factory=list)
+
+    def verify_s(self, batch_tokens: int, depth: int) -> float:
+        self.asked.append(batch_tokens)
+        return Line.verify_s(self, batch_tokens, depth)
+
+
+def test_a_round_asks_for_the_time_of_each_width_once() -> None:
+    costs = CountedLine()
+    competition = Competition(costs)
+    drafting = wants(competition, 16, [SURE] * 16)
+    assert drafting == list(range(16))
+    competition.choose(dict.fromkeys(drafting, (*SURE, 0.5)))
+    n_asked = Counter(costs.asked)
+    assert set(n_asked) == set(range(16, 16 + 16 * 5 + 1))
+    # Two proposals are weighed, alone and together; once more: what pays for a probe.
+    assert {width for width, n in n_asked.items() if n > 1} == {16}
+    assert n_asked[16] == 2
 
 
 def test_lookup_alone_is_weighed_without_a_draft() -> None:

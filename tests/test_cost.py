@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import timeit
 from collections.abc import Callable
 
 import pytest
@@ -37,6 +38,15 @@ def test_beyond_a_falling_end_the_cost_stays_level() -> None:
 
 def test_below_the_first_width_the_cost_is_that_of_the_first() -> None:
     assert a_table({4: 3.0, 8: 5.0}).verify_s(1, 0) == 3.0
+
+
+def test_a_look_at_many_widths_takes_about_as_long_as_at_few() -> None:
+    few, many = (a_table({2 * n: 0.001 * n for n in range(1, most)}) for most in (10, 20_000))
+
+    def fastest_s(table: CostTable) -> float:
+        return min(timeit.repeat(lambda: table.verify_s(9, 0), number=20, repeat=50))
+
+    assert fastest_s(many) < 10.0 * fastest_s(few)  # 1.4; sorted for each look, 160
 
 
 def test_a_single_width_is_a_cost_per_token() -> None:
