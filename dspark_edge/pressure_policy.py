@@ -61,8 +61,9 @@ class PressurePolicy:
     @property
     def in_force(self) -> tuple[Action, ...]:
         """The actions in force, in the order of STEPS, each with the reason it was taken for."""
-        steps = tuple(self._taken[step].action for step in STEPS if step in self._taken)
-        return steps if self._bar.action is None else (*steps, self._bar.action)
+        taken, bar = self._taken.copy(), self._bar.action  # other threads ask while steps change
+        steps = tuple(taken[step].action for step in STEPS if step in taken)
+        return steps if bar is None else (*steps, bar)
 
     @property
     def bar(self) -> float:
@@ -86,8 +87,9 @@ class PressurePolicy:
         refusal = self._taken.get("refuse")
         if refusal is None:
             return None
-        since_s = now_s if refusal.clear_since_s is None else refusal.clear_since_s
-        return max(1, math.ceil(REARM_REFUSE_S - (now_s - since_s)))
+        since_s = refusal.clear_since_s  # once: other threads ask while it changes
+        waited_s = 0.0 if since_s is None else now_s - since_s
+        return max(1, math.ceil(REARM_REFUSE_S - waited_s))
 
     def observe(
         self,

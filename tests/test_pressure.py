@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 import pytest
 
@@ -327,6 +328,41 @@ def test_a_battery_around_its_limit_does_not_move_the_bar_to_and_fro() -> None:
 def test_steps_and_the_bar_are_listed_together() -> None:
     policy = after(Reading(ram_free_bytes=212 * MB, on_battery=True))
     assert [a.kind for a in policy.in_force] == ["shorten", "raise_bar"]
+
+
+# ---------------------------------------------------------------- asked by other threads
+
+
+class Lifted(dict[str, Any]):
+    """Steps in force, of which another thread lifts each as soon as it was found there."""
+
+    def __contains__(self, step: object) -> bool:
+        is_there = super().__contains__(step)
+        self.pop(str(step), None)
+        return is_there
+
+
+def test_steps_that_are_lifted_while_they_are_listed_do_not_fail() -> None:
+    policy = after(ram(149))
+    policy._taken = Lifted(policy._taken)  # type: ignore[assignment]
+    assert [a.kind for a in policy.in_force] == list(STEPS)
+
+
+class OnceClear:
+    """A refusal that nothing needs, and that another thread finds needed in the next moment."""
+
+    def __init__(self) -> None:
+        self._seen = iter([5.0])
+
+    @property
+    def clear_since_s(self) -> float | None:
+        return next(self._seen, None)
+
+
+def test_a_retry_hint_survives_pressure_that_returns_meanwhile() -> None:
+    policy = after(ram(149))
+    policy._taken["refuse"] = OnceClear()  # type: ignore[assignment]
+    assert policy.retry_s(8.0) == 7
 
 
 # ---------------------------------------------------------------- soaks
