@@ -14,9 +14,17 @@ from .trace import TraceBlock, TraceRound, TraceSequence, TraceWriter
 
 
 class RoundRecorder:
-    """One round at a time: propose and weigh while it is planned, gain for each request, write."""
+    """One round at a time: propose, weigh, take while it is planned, gain for each, write."""
 
-    __slots__ = ("_alternatives", "_blocks", "_draft_s", "_n_rounds", "_predicted_s", "_sequences")
+    __slots__ = (
+        "_alternatives",
+        "_blocks",
+        "_draft_s",
+        "_n_rounds",
+        "_predicted_s",
+        "_sequences",
+        "_taken",
+    )
 
     def __init__(self) -> None:
         self._n_rounds = 0
@@ -27,6 +35,7 @@ class RoundRecorder:
         self._sequences: list[TraceSequence] = []
         self._alternatives: list[tuple[int, float, float]] = []
         self._predicted_s: float | None = None
+        self._taken: dict[int, str] = {}  # request -> whose tokens are verified, if any are
         self._draft_s = 0.0
 
     def propose(
@@ -60,6 +69,10 @@ class RoundRecorder:
         ]
         self._predicted_s = chosen.expected_s
 
+    def take(self, requests: Sequence[Request], proposers: Sequence[str]) -> None:
+        """Whose proposal is taken for each request, should any of it be verified."""
+        self._taken = {r.id: name for r, name in zip(requests, proposers, strict=True)}
+
     def gain(
         self,
         request: Request,
@@ -69,18 +82,16 @@ class RoundRecorder:
         n_accepted: int,
     ) -> None:
         """What one request gained; position: of the first emitted token."""
-        drafted = list(verify_tokens[1:])
-        blocks = self._blocks.get(request.id, [])
-        took = (b.proposer for b in blocks if drafted and b.tokens[: len(drafted)] == drafted)
+        verify_len = len(verify_tokens) - 1  # without the anchor
         self._sequences.append(
             TraceSequence(
                 request=request.id,
                 position=position,
                 emitted=list(emitted),
                 n_accepted=n_accepted,
-                verify_len=len(drafted),
-                proposer=next(took, None),
-                blocks=blocks,
+                verify_len=verify_len,
+                proposer=self._taken.get(request.id) if verify_len else None,
+                blocks=self._blocks.get(request.id, []),
             )
         )
 

@@ -231,6 +231,8 @@ class Speculation:
             drafts = []
         if not drafts:
             return [[] for _ in requests]
+        if self.recorder is not None and self.proposer is not None:
+            self.recorder.take(requests, [self.proposer] * len(requests))
         wanted = self._n_max if self._verify_len is None else self._verify_len
         # An equal share of the pass for each, its anchor left out.
         most = min(wanted, max_batch_tokens // len(requests) - 1)
@@ -263,6 +265,8 @@ class Speculation:
         )
         if self.recorder is not None:
             self.recorder.weigh(choice.alternatives, choice.plan)
+            names = ["drafter" if is_drafts else "lookup" for is_drafts in choice.takes_draft]
+            self.recorder.take(requests, names)
         return [
             (drafted[r] if choice.takes_draft[r] else looked[r]).tokens[:n]
             for r, n in enumerate(choice.plan.verify_lens)

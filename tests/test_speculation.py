@@ -391,6 +391,26 @@ def test_what_is_verified_nowhere_is_proposed_by_lookup_too_for_the_record() -> 
     ]
 
 
+@pytest.mark.parametrize("mode", ["auto", "always"])
+def test_a_trace_names_the_drafter_where_lookup_begins_alike(mode: Mode) -> None:
+    request = request_of([3, 4, 5, 6, 3, 4])
+    decoder = decoder_of([request], FakeDecoder(n_draft=2, drafter=lambda *_: [5, 7]))
+    speculation = speculation_on(decoder, mode, n_lookup=2)
+    recorder = speculation.recorder = RoundRecorder()
+    assert speculation.plan([request], 512, 2) == [[5]]
+    recorder.gain(request, 6, [5, 8], [4, 5], 1)
+    assert recorder._sequences[0].proposer == "drafter"
+
+
+def test_a_trace_names_nobody_where_the_anchor_went_alone() -> None:
+    request = request_of([3, 4, 5, 6, 3, 4])
+    speculation = speculation_on(decoder_of([request], FakeDecoder(n_draft=2)), n_lookup=2)
+    recorder = speculation.recorder = RoundRecorder()
+    speculation.plan([request], 512, 512)
+    recorder.gain(request, 6, [5], [4], 0)  # what was planned failed
+    assert recorder._sequences[0].proposer is None
+
+
 def test_times_are_taken_only_while_something_speculates() -> None:
     cost = CostTable()
     speculation = speculation_on(FakeDecoder(), cost=cost)
