@@ -136,11 +136,11 @@ class CostTable:
             self.other_s = seconds
 
     def to_json(self) -> dict[str, object]:
-        """A plain dict that json can write."""
+        """A plain dict that json can write: what passes cost now, the load of the machine in it."""
         return {
             "version": FORMAT_VERSION,
-            "verify": {str(b): _curve_to_json(c) for b, c in sorted(self._verify.items())},
-            "draft": _curve_to_json(self._draft),
+            "verify": {str(b): self._with_load(c) for b, c in sorted(self._verify.items())},
+            "draft": self._with_load(self._draft),
             "other_s": self.other_s,
         }
 
@@ -176,6 +176,9 @@ class CostTable:
         drift = min(max(self._load, 1.0 / most), most)
         self._load /= drift
         curve.scale(drift)
+
+    def _with_load(self, curve: Curve) -> dict[str, float]:
+        return {str(size): self._load * seconds for size, seconds in curve}
 
     def _nearest(self, bucket: int) -> int:
         if bucket in self._verify:
@@ -254,10 +257,6 @@ def _checked_s(seconds: float) -> float:
 
 def _checked_curve(curve: Mapping[int, float]) -> Curve:
     return Curve({size: _checked_s(seconds) for size, seconds in curve.items()})
-
-
-def _curve_to_json(curve: Curve) -> dict[str, float]:
-    return {str(size): seconds for size, seconds in curve}
 
 
 def _curve_from_json(data: object, name: str, *, may_be_empty: bool = False) -> dict[int, float]:

@@ -21,9 +21,11 @@ class RoundRecorder:
         "_blocks",
         "_draft_s",
         "_n_rounds",
+        "_pass_s",
         "_predicted_s",
         "_sequences",
         "_taken",
+        "_verify_s",
     )
 
     def __init__(self) -> None:
@@ -36,7 +38,7 @@ class RoundRecorder:
         self._alternatives: list[tuple[int, float, float]] = []
         self._predicted_s: float | None = None
         self._taken: dict[int, str] = {}  # request -> whose tokens are verified, if any are
-        self._draft_s = 0.0
+        self._draft_s = self._verify_s = self._pass_s = 0.0
 
     def propose(
         self,
@@ -61,6 +63,10 @@ class RoundRecorder:
     def draft(self, seconds: float) -> None:
         """How long the drafter's pass took."""
         self._draft_s = seconds
+
+    def verify(self, verify_s: float, pass_s: float) -> None:
+        """How long evaluating and drawing took; pass_s: of that, llama.cpp."""
+        self._verify_s, self._pass_s = verify_s, pass_s
 
     def weigh(self, alternatives: Sequence[RoundPlan], chosen: RoundPlan) -> None:
         """What each way to run the round promised, and the one taken."""
@@ -103,9 +109,8 @@ class RoundRecorder:
         state: str,
         batch_tokens: int,
         round_s: float,
-        verify_s: float,
     ) -> None:
-        """Close the round. Seconds of all of it, and of evaluating and drawing its tokens."""
+        """Close the round, which took round_s seconds in all."""
         trace.write(
             TraceRound(
                 round=self._n_rounds,
@@ -114,8 +119,9 @@ class RoundRecorder:
                 state=state,
                 batch_tokens=batch_tokens,
                 draft_s=self._draft_s,
-                verify_s=verify_s,
-                own_s=max(round_s - self._draft_s - verify_s, 0.0),  # sums round off
+                verify_s=self._verify_s,
+                pass_s=self._pass_s,
+                own_s=max(round_s - self._draft_s - self._verify_s, 0.0),  # sums round off
                 predicted_s=self._predicted_s,
                 alternatives=self._alternatives,
                 sequences=self._sequences,

@@ -173,13 +173,13 @@ class Rounds:
             batch_tokens, depth, round_s=round_s, verify_s=verify_s, pass_s=pass_s
         )
         if self.trace is not None and self._speculation.recorder is not None:
+            self._speculation.recorder.verify(verify_s, pass_s)
             self._speculation.recorder.write(
                 self.trace,
                 depth=depth,
                 state=self._speculation.reason,
                 batch_tokens=batch_tokens,
                 round_s=round_s,
-                verify_s=verify_s,
             )
 
     def _max_batch_tokens(self, n_seq: int) -> int:

@@ -37,7 +37,10 @@ Alternative = tuple[int, float, float]  # batch_tokens, expected_tokens, expecte
 
 @dataclass(slots=True, kw_only=True)
 class TraceHeader:
-    """What ran. block: draft tokens per sequence at most; cost: CostTable.to_json() or None."""
+    """What ran. block: draft tokens per sequence at most; cost: CostTable.to_json() or None.
+
+    The table is as the trace began.
+    """
 
     target: str
     drafter: str
@@ -82,6 +85,7 @@ class TraceSequence:
 class TraceRound:
     """One round. Times in seconds; draft_s is 0 without a drafter pass, own_s is the rest.
 
+    pass_s: of verify_s, llama.cpp, as a cost table has it; None in traces from before it was kept.
     alternatives: (batch_tokens, expected_tokens, expected_s) of the best few, plain included.
     """
 
@@ -93,6 +97,7 @@ class TraceRound:
     verify_s: float
     own_s: float
     draft_s: float = 0.0
+    pass_s: float | None = None
     predicted_s: float | None = None
     alternatives: list[Alternative] = field(default_factory=list)
     sequences: list[TraceSequence] = field(default_factory=list)
@@ -258,7 +263,6 @@ def _event(line: dict[str, Any]) -> TraceEvent:
 
 
 def _round(line: dict[str, Any]) -> TraceRound:
-    predicted = line.get("predicted_s")
     return TraceRound(
         round=count(line, "round"),
         t_s=seconds(line, "t_s"),
@@ -268,10 +272,15 @@ def _round(line: dict[str, Any]) -> TraceRound:
         draft_s=seconds(line, "draft_s"),
         verify_s=seconds(line, "verify_s"),
         own_s=seconds(line, "own_s"),
-        predicted_s=None if predicted is None else seconds(line, "predicted_s"),
+        pass_s=_seconds_if_any(line, "pass_s"),
+        predicted_s=_seconds_if_any(line, "predicted_s"),
         alternatives=[_alternative(value) for value in array(line, "alternatives")],
         sequences=[_sequence(json_object(s, "sequence")) for s in array(line, "sequences")],
     )
+
+
+def _seconds_if_any(line: dict[str, Any], name: str) -> float | None:
+    return None if line.get(name) is None else seconds(line, name)
 
 
 def _sequence(data: dict[str, Any]) -> TraceSequence:

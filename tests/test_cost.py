@@ -286,6 +286,18 @@ def test_a_table_survives_json() -> None:
     assert CostTable.from_json(json.loads(json.dumps(written))).to_json() == written
 
 
+def test_what_is_written_of_a_slowed_machine_costs_what_it_costs_now() -> None:
+    table = full_table()
+    table.observe_verify(2, 0, 0.032)
+    table.observe_draft(1, 0.010)
+    assert table.load > 1.1
+    written = CostTable.from_json(table.to_json())
+    assert [written.verify_s(b, 0) for b in (1, 2, 5, 8)] == pytest.approx(
+        [table.verify_s(b, 0) for b in (1, 2, 5, 8)]
+    )
+    assert [written.draft_s(n) for n in (1, 2)] == [table.draft_s(n) for n in (1, 2)]
+
+
 GOOD = full_table().to_json()
 
 

@@ -979,5 +979,6 @@ def test_each_second_of_a_round_is_counted_once(
     lines = read_trace(tmp_path / "trace.jsonl").rounds
     for line in lines:
         assert (line.draft_s, line.verify_s, line.own_s) == pytest.approx((0.003, 0.020, 0.005))
+        assert line.pass_s == pytest.approx(0.010)
     assert stats.decode_s == pytest.approx(sum(line.measured_s for line in lines))
     assert stats.own_s == pytest.approx(2 * 0.015)

@@ -4,16 +4,24 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import pytest
 from synthetic_trace import header, one_round, recording
 
+from dspark_edge.bench import explain_plot
 from dspark_edge.bench.__main__ import main
 from dspark_edge.bench.explain import explain, summary
 from dspark_edge.cost import CostTable
 from dspark_edge.errors import DsparkError
 from dspark_edge.trace import Trace, TraceBlock, TraceEvent, TraceRound, TraceSequence, TraceWriter
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+Drawn: TypeAlias = "Callable[[Trace], tuple[Axes, Axes]]"
 
 
 def drafted_round(
@@ -127,6 +135,83 @@ def test_a_trace_without_rounds_says_what_to_do(tmp_path: Path) -> None:
     args = argparse.Namespace(trace=saved(empty, tmp_path / "t"), plot=None)
     with pytest.raises(ValueError, match="holds no rounds; record a longer run"):
         explain(args)
+
+
+# ---------------------------------------------------------------- the plot
+
+
+@pytest.fixture
+def axes() -> Drawn:
+    """Block use and costs, as they are drawn of a trace."""
+    pytest.importorskip("matplotlib")
+
+    def draw(trace: Trace) -> tuple[Axes, Axes]:
+        over_time, costs = explain_plot.draw(trace).axes
+        return over_time, costs
+
+    return draw
+
+
+def hex_of(artist: Any) -> str:
+    from matplotlib.colors import to_hex
+
+    return to_hex(artist.get_facecolor())
+
+
+def test_the_bars_are_the_bonus_accepted_and_rejected_tokens_of_each_round(axes: Drawn) -> None:
+    over_time, _ = axes(run())
+    bars = {stack.get_label(): list(stack) for stack in over_time.containers}
+    assert {name: [bar.get_height() for bar in own] for name, own in bars.items()} == {
+        "bonus": [1, 1, 1, 1],
+        "accepted": [2, 0, 4, 0],
+        "rejected": [1, 0, 0, 4],
+    }
+    assert [bar.get_y() for bar in bars["rejected"]] == [3, 1, 5, 1]
+    assert {name: {hex_of(bar) for bar in own} for name, own in bars.items()} == {
+        "bonus": {explain_plot.BONUS},
+        "accepted": {explain_plot.ACCEPTED},
+        "rejected": {explain_plot.REJECTED},
+    }
+    for own in bars.values():
+        assert [bar.get_x() for bar in own] == [0.0, 0.01, 0.02, 0.03]
+
+
+def test_a_parked_stretch_is_shaded_and_an_event_is_a_line_with_its_text(axes: Drawn) -> None:
+    over_time, _ = axes(run())
+    bars = [bar for stack in over_time.containers for bar in stack]
+    (shade,) = (patch for patch in over_time.patches if patch not in bars)
+    assert (shade.get_x(), shade.get_x() + shade.get_width()) == (0.01, 0.02)
+    (event,) = over_time.lines
+    assert list(event.get_xdata()) == [0.015, 0.015]
+    assert event.get_color() == explain_plot.EVENT
+    assert [text.get_text() for text in over_time.texts] == ["RAM is short"]
+
+
+def test_the_cost_curve_and_the_rounds_are_both_time_inside_llama_cpp(axes: Drawn) -> None:
+    trace = run()
+    for line, pass_s in zip(trace.rounds, (0.0085, 0.007, 0.006, 0.008), strict=True):
+        line.pass_s = pass_s
+    _, costs = axes(trace)
+    (curve,) = costs.lines
+    assert list(curve.get_xdata()) == list(range(1, 9))
+    assert list(curve.get_ydata())[::7] == pytest.approx([9.0, 20.0])
+    (rounds,) = costs.collections
+    points = {b: ms for b, ms in rounds.get_offsets().tolist()}
+    assert points == pytest.approx({4: 8.5, 1: 7.0, 5: 7.0})
+    areas = dict(zip(points, rounds.get_sizes().tolist(), strict=True))
+    assert areas == {4: 20 + 150, 1: 20 + 150, 5: 20 + 300}
+    legend = [text.get_text() for text in costs.get_legend().get_texts()]
+    assert legend == [
+        "cost table at the start, depth 12",
+        "median of rounds; area: how often chosen",
+    ]
+
+
+def test_rounds_of_an_older_trace_are_said_to_have_draws_in_them(axes: Drawn) -> None:
+    _, costs = axes(run())
+    (rounds,) = costs.collections
+    assert rounds.get_offsets()[:, 1].tolist() == pytest.approx([9.0, 9.0, 9.0])
+    assert "median of rounds, with draws" in costs.get_legend().get_texts()[1].get_text()
 
 
 def test_the_plot_is_a_png(tmp_path: Path) -> None:

@@ -24,7 +24,7 @@ def write_all(path: Path, lines: list[Any]) -> None:
 def test_what_is_written_is_read_back(tmp_path: Path) -> None:
     made = recording(n_texts=1, n_tokens=20)
     made.header.cost = CostTable(verify={0: {1: 0.01, 4: 0.02}}, draft={1: 0.003}).to_json()
-    made.rounds[3].predicted_s = 0.0125
+    made.rounds[3].predicted_s, made.rounds[3].pass_s = 0.0125, 0.008
     made.rounds[3].alternatives = [(1, 1.0, 0.01), (4, 2.5, 0.02)]
     event = TraceEvent(event="pressure", t_s=0.05, text="parked: 93 % of RAM in use")
     write_all(tmp_path / "t", [made.header, *made.rounds[:5], event, *made.rounds[5:]])
@@ -32,6 +32,15 @@ def test_what_is_written_is_read_back(tmp_path: Path) -> None:
     assert trace.header == made.header
     assert trace.rounds == made.rounds
     assert trace.events == [event]
+
+
+def test_a_trace_without_the_time_inside_llama_cpp_is_read_too(tmp_path: Path) -> None:
+    write_all(tmp_path / "t", [header(), one_round(0, 10, [5], []), one_round(1, 11, [6], [])])
+    first, second, third = (tmp_path / "t").read_text().splitlines()
+    line = json.loads(second)
+    del line["pass_s"]
+    (tmp_path / "t").write_text(f"{first}\n{json.dumps(line)}\n{third}\n")
+    assert [line.pass_s for line in read_trace(tmp_path / "t").rounds] == [None, None]
 
 
 def test_plain_dicts_are_written_as_they_are(tmp_path: Path) -> None:
@@ -113,6 +122,7 @@ def broken(key: str, value: object) -> Callable[[dict[str, Any]], None]:
     [
         (broken("round", None), "line 2: round is missing"),
         (broken("t_s", -1.0), "line 2: t_s is '-1.0'; it must be a time in seconds"),
+        (broken("pass_s", -1.0), "pass_s is '-1.0'; it must be a time in seconds"),
         (broken("verify_s", float("nan")), "verify_s is 'nan'; it must be a time in seconds"),
         (broken("batch_tokens", True), "batch_tokens is 'True'; it must be a whole number"),
         (broken("state", 3), "state is '3'; it must be text"),

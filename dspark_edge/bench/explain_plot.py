@@ -1,6 +1,6 @@
 """The plot of bench explain: block use over time, and the cost curve with the chosen points.
 
-The only file that imports matplotlib.
+Of bench explain the only file that imports matplotlib.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from ..trace import Trace, TraceRound
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 ACCEPTED, REJECTED, BONUS, EVENT = "#2a9d5c", "#d1495b", "#9aa5b1", "#e9a400"
 MAX_BARS = 400  # rounds are averaged in groups beyond that
@@ -27,20 +28,23 @@ def plot(trace: Trace, path: Path) -> None:
 
     Raises DsparkError when matplotlib is missing, ValueError on an ending it does not write.
     """
+    draw(trace).savefig(path)
+
+
+def draw(trace: Trace) -> Figure:
+    """Block use over time above, costs below. Raises DsparkError when matplotlib is missing."""
     try:
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
     except ImportError as error:
         raise DsparkError(
             "--plot needs matplotlib, which is not installed; pip install 'dspark-edge[plot]'"
         ) from error
     figure = Figure(figsize=(11, 8), layout="constrained")
-    FigureCanvasAgg(figure)
     over_time, curve = figure.subplots(2, 1)
     _draw_block_use(over_time, trace)
     _draw_cost(curve, trace)
     figure.suptitle(f"{trace.header.target}, {trace.header.drafter}")
-    figure.savefig(path)
+    return figure
 
 
 def _draw_block_use(axes: Axes, trace: Trace) -> None:
@@ -95,7 +99,10 @@ def _mean(group: Sequence[TraceRound], what: str) -> float:
 
 
 def _draw_cost(axes: Axes, trace: Trace) -> None:
-    """Milliseconds of a target pass by batch_tokens: the table, the rounds, the chosen points."""
+    """Milliseconds of a target pass by batch_tokens: the table, the rounds, the chosen points.
+
+    Both are time inside llama.cpp; a trace from before that was kept has rounds with draws in them.
+    """
     rounds = trace.rounds
     chosen = Counter(line.batch_tokens for line in rounds)
     if trace.header.cost is not None:
@@ -103,19 +110,26 @@ def _draw_cost(axes: Axes, trace: Trace) -> None:
         depth = int(statistics.median(line.depth for line in rounds))
         widths = range(1, max(*chosen, 8) + 1)
         times = [1e3 * table.verify_s(b, depth) for b in widths]
-        axes.plot(list(widths), times, ".-", color=BONUS, label=f"cost table, depth {depth}")
+        axes.plot(
+            list(widths), times, ".-", color=BONUS, label=f"cost table at the start, depth {depth}"
+        )
     medians = {
-        b: 1e3 * statistics.median(line.verify_s for line in rounds if line.batch_tokens == b)
+        b: 1e3 * statistics.median(_pass_s(line) for line in rounds if line.batch_tokens == b)
         for b in chosen
     }
+    has_draws = any(line.pass_s is None for line in rounds)
     axes.scatter(
         list(medians),
         list(medians.values()),
         s=[20 + 600 * chosen[b] / len(rounds) for b in medians],
         color=ACCEPTED,
         alpha=0.7,
-        label="measured median; area: how often chosen",
+        label=f"median of rounds{', with draws' if has_draws else ''}; area: how often chosen",
     )
     axes.set(xlabel="batch_tokens", ylabel="ms of a target pass", title="Cost and what was chosen")
     axes.set_ylim(bottom=0.0)
     axes.legend(loc="upper left")
+
+
+def _pass_s(line: TraceRound) -> float:
+    return line.verify_s if line.pass_s is None else line.pass_s
