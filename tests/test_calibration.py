@@ -14,6 +14,7 @@ from tiny_models import DrafterSpec, TargetSpec, write_drafter, write_llama
 from dspark_edge.bench.__main__ import main
 from dspark_edge.bench.block_recorder import Recorder, read_prompts
 from dspark_edge.bench.calibrate import PROMPTS, judge_groups
+from dspark_edge.bench.calibrate import draw as draw_reliability
 from dspark_edge.calibration import (
     Calibration,
     Recording,
@@ -27,7 +28,7 @@ from dspark_edge.calibration import (
 from dspark_edge.confidence import SurvivalModel, prior, prior_precision
 from dspark_edge.files import write_atomically
 from dspark_edge.models import find_drafter, target_path
-from dspark_edge.reliability import judge, judge_head, reliability
+from dspark_edge.reliability import Judgement, judge, judge_head, reliability
 from dspark_edge.signals import FEATURES, DraftSignals
 
 N_SLOTS = 4
@@ -105,6 +106,36 @@ def test_a_block_whose_end_was_not_seen_is_judged_as_far_as_it_was() -> None:
 
 def test_a_drafter_without_a_head_has_no_raw_value() -> None:
     assert judge_head([Recording(0.0, [1], [DraftSignals([1], None, [2.0])])]) is None
+
+
+def test_a_reliability_diagram_has_each_estimators_bins_and_error() -> None:
+    pytest.importorskip("matplotlib")
+    first = reliability([0.2] * 10 + [0.8] * 10, [True] * 4 + [False] * 6 + [True] * 9 + [False])
+    second = reliability([0.5, 0.5], [True, False])
+    judgements = {
+        "head": Judgement(first, [first, second]),
+        "fused": Judgement(second, [second, first]),
+    }
+    axes = draw_reliability(judgements).axes
+    assert [each.get_title() for each in axes] == [
+        "survival, all positions",
+        "position 1",
+        "position 2",
+    ]
+    for diagram, shown in zip(
+        axes, [(first, second), (first, second), (second, first)], strict=True
+    ):
+        exact, *lines = diagram.lines
+        assert (list(exact.get_xdata()), list(exact.get_ydata())) == ([0, 1], [0, 1])
+        for line, judged in zip(lines, shown, strict=True):
+            assert list(line.get_xdata()) == [mean for mean, _, _ in judged.table]
+            assert list(line.get_ydata()) == [share for _, share, _ in judged.table]
+        texts = [text.get_text() for text in diagram.get_legend().get_texts()]
+        assert texts == [
+            f"{name}: {100 * judged.ece:.1f} %"
+            for name, judged in zip(judgements, shown, strict=True)
+        ]
+    assert len(first.table) == 10
 
 
 # ---------------------------------------------------------------- the fit

@@ -8,7 +8,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..arguments import check_threads
 from ..calibration import Calibration, Recording, fit, save_calibration, typical_rows
@@ -17,6 +17,9 @@ from ..reliability import N_BINS, Judgement, judge, judge_head
 from .block_recorder import Recorder, read_prompts
 from .run_plot import check_plot
 from .shared import Commands, progress, say
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 PROMPTS = Path(__file__).parent.parent / "prompts" / "calibration.jsonl"
 SAY_EVERY = 10  # prompts
@@ -157,14 +160,17 @@ def print_judgements(judgements: Mapping[str, Judgements]) -> None:
 
 
 def plot(judgements: Judgements, path: Path) -> None:
-    """Reliability diagrams: all positions together, then each. Raises OSError."""
-    import matplotlib
+    """Draw reliability diagrams into a file whose ending says the format. Raises OSError."""
+    draw(judgements).savefig(path, dpi=150)
 
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
+
+def draw(judgements: Judgements) -> Figure:
+    """Reliability diagrams: all positions together, then each."""
+    from matplotlib.figure import Figure
 
     n_positions = len(next(iter(judgements.values())).by_position)
-    figure, axes = pyplot.subplots(1, 1 + n_positions, figsize=(3.2 * (1 + n_positions), 3.6))
+    figure = Figure(figsize=(3.2 * (1 + n_positions), 3.6), layout="tight")
+    axes = figure.subplots(1, 1 + n_positions)
     for index, axis in enumerate(axes):
         axis.plot([0, 1], [0, 1], color="0.7", linewidth=1)
         for name, judgement in judgements.items():
@@ -175,9 +181,7 @@ def plot(judgements: Judgements, path: Path) -> None:
         axis.set(xlabel="estimate", xlim=(0, 1), ylim=(0, 1), aspect="equal")
         axis.legend(title="calibration error", fontsize=7, title_fontsize=7)
     axes[0].set_ylabel("share that survived")
-    figure.tight_layout()
-    figure.savefig(path, dpi=150)
-    pyplot.close(figure)
+    return figure
 
 
 # ---------------------------------------------------------------- the command
