@@ -6,11 +6,12 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
-from typing import cast
+from typing import Any, cast
 
 import pytest
+from tiny_models import write_llama
 
-from dspark_edge import cost_cache
+from dspark_edge import Engine, cost_cache, loading
 from dspark_edge._core import BlockDecoder
 from dspark_edge.choice import Choice
 from dspark_edge.cost import CostTable, profile
@@ -160,9 +161,11 @@ class Machine:
         self.n_passes += 1
         return self.slow * quiet(n_tokens, depth)
 
-    def load(self, folder: Path) -> tuple[CostTable, list[str]]:
-        choice = Choice("lookup", n_max=4)
-        table = cost_table(self.decoder, choice, target=None, setting="", folder=folder)
+    def load(
+        self, folder: Path, choice: Choice | None = None, *, target: Path | None = None
+    ) -> tuple[CostTable, list[str]]:
+        choice = choice or Choice("lookup", n_max=4)
+        table = cost_table(self.decoder, choice, target=target, setting="", folder=folder)
         return table, choice.notices
 
 
@@ -231,3 +234,51 @@ def test_a_table_of_another_processor_under_the_same_name_is_not_used(
         monkeypatch.setattr(cost_cache, "device_memory", lambda card=card: [card])
         machine.load(tmp_path)
         assert len(list(tmp_path.iterdir())) == min(n_files, 2)
+
+
+def test_a_table_of_other_weights_is_not_used(tmp_path: Path, others: SimpleNamespace) -> None:
+    machine, target, drafter = Machine(), tmp_path / "target", tmp_path / "drafter"
+    n_files = 0
+    for weights in (b"four bits", b"eight bits"):
+        target.write_bytes(weights)
+        for draft_weights in (b"narrow", b"wide"):
+            drafter.write_bytes(draft_weights)
+            machine.load(tmp_path / "cache", Choice("lookup", drafter, n_max=4), target=target)
+            n_files += 1
+            assert len(list((tmp_path / "cache").iterdir())) == n_files
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("__version__", "9.9.9"), ("llama_print_system_info", lambda: b"AVX512 = 1")],
+)
+def test_a_table_of_another_build_of_llama_cpp_is_not_used(
+    tmp_path: Path,
+    others: SimpleNamespace,
+    monkeypatch: pytest.MonkeyPatch,
+    name: str,
+    value: object,
+) -> None:
+    machine = Machine()
+    machine.load(tmp_path)
+    monkeypatch.setattr(cost_cache.llama_cpp, name, value)
+    machine.load(tmp_path)
+    assert len(list(tmp_path.iterdir())) == 2
+
+
+def test_a_table_of_other_threads_or_gpu_layers_is_not_used(
+    tmp_path: Path, others: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    machine, target = Machine(), write_llama(tmp_path / "target.gguf")
+
+    def timed(decoder: BlockDecoder, choice: Choice, **given: Any) -> CostTable:
+        return cost_table(machine.decoder, choice, **given)  # real passes may be too uneven to keep
+
+    monkeypatch.setattr(loading, "cost_table", timed)
+    settings = [{"n_threads": 1}, {"n_threads": 2}, {"n_threads": 2, "n_gpu_layers": 0}]
+    for n_files, setting in enumerate(settings, start=1):
+        for _ in range(2):
+            with Engine(
+                target, drafter="lookup", n_ctx=512, cost_cache=tmp_path / "cache", **setting
+            ):
+                assert len(list((tmp_path / "cache").iterdir())) == n_files
