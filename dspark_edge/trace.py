@@ -86,7 +86,8 @@ class TraceRound:
     """One round. Times in seconds; draft_s is 0 without a drafter pass, own_s is the rest.
 
     pass_s: of verify_s, llama.cpp, as a cost table has it; None in traces from before it was kept.
-    alternatives: (batch_tokens, expected_tokens, expected_s) of the best few, plain included.
+    alternatives: (batch_tokens, expected_tokens, expected_s) of verifying nothing, of the best
+    without the drafter, and of the best with it where it ran.
     """
 
     round: int

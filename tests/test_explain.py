@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import io
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -115,15 +116,84 @@ def test_requests_in_the_same_round_are_counted_each() -> None:
     assert (report["n_requests"], report["n_tokens"], report["tau"]) == (2, 11, 2.2)
 
 
+def test_alternatives_are_weighed_by_what_they_promised_and_what_came_of_it() -> None:
+    trace = run()
+    plain, without = (1, 1.0, 0.010), (1, 1.0, 0.010)
+    trace.rounds[0].alternatives = [plain, without, (4, 3.0, 0.012)]  # gives 3 in 0.0123 s
+    trace.rounds[1].alternatives = [plain, without]  # gives 1
+    trace.rounds[2].alternatives = [plain, (5, 2.0, 0.016), (5, 1.0, 0.013)]  # gives 5
+    plain_rate, without_rate, drafter_rate = summary(trace)["alternatives"]
+    assert plain_rate == {
+        "name": "nothing verified",
+        "n_rounds": 3,
+        "n_best": 1,
+        "promised_tps": pytest.approx(100.0),
+        "promised_tps_when_best": pytest.approx(100.0),
+        "given_tps_when_best": pytest.approx(1 / 0.0123),
+    }
+    assert (without_rate["n_rounds"], without_rate["n_best"]) == (3, 1)
+    assert without_rate["promised_tps"] == pytest.approx(4.0 / 0.036)
+    assert without_rate["promised_tps_when_best"] == pytest.approx(125.0)
+    assert without_rate["given_tps_when_best"] == pytest.approx(5 / 0.0123)
+    assert (drafter_rate["n_rounds"], drafter_rate["n_best"]) == (2, 1)
+    assert drafter_rate["promised_tps_when_best"] == pytest.approx(250.0)
+    assert drafter_rate["given_tps_when_best"] == pytest.approx(3 / 0.0123)
+
+
+def test_what_was_never_the_best_has_no_rates_of_its_own() -> None:
+    trace = run()
+    trace.rounds[0].alternatives = [(1, 1.0, 0.010), (4, 0.0, 0.0)]  # no plan takes no time
+    assert summary(trace)["alternatives"] == []
+    trace.rounds[1].alternatives = [(1, 1.0, 0.010), (4, 1.0, 0.020)]
+    assert summary(trace)["alternatives"][1]["given_tps_when_best"] is None
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize(
+    ("variables", "shown"),
+    [
+        ({"TERM": "xterm"}, "\x1b[32m       2.00\x1b[0m\x1b[31m       1.00\x1b[0m"),
+        (
+            {"TERM": "xterm", "NO_COLOR": "1"},
+            "drafter               3        1       2.00       1.00",
+        ),
+        ({"TERM": "dumb"}, "drafter               3        1       2.00       1.00"),
+    ],
+)
+def test_accepted_and_rejected_tokens_are_coloured_on_a_terminal(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    variables: dict[str, str],
+    shown: str,
+) -> None:
+    for name in ("NO_COLOR", "FORCE_COLOR", "COLORTERM"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stderr", terminal)
+    assert main(["explain", saved(run(), tmp_path / "t")]) == 0
+    assert shown in terminal.getvalue()
+    assert ("\x1b" in terminal.getvalue()) == ("\x1b" in shown)
+
+
 def test_the_table_names_states_events_and_errors(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["explain", saved(run(), tmp_path / "t")]) == 0
+    trace = run()
+    trace.rounds[0].alternatives = [(1, 1.0, 0.010), (1, 1.0, 0.010), (4, 3.0, 0.012)]
+    assert main(["explain", saved(trace, tmp_path / "t")]) == 0
     table = capsys.readouterr().err
     for part in (
         "4 rounds, 10 tokens",
         "parked: drafting promises 0.80x",
         "pressure: RAM is short",
+        "drafter               3        1       2.00       1.00",
+        "best with drafter           1       250.0          1     250.0   243.9",
         "75% of 4  67% of 3  50% of 2  100% of 1",
         "median error 0.0% of 4 rounds",
     ):

@@ -10,13 +10,18 @@ import statistics
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
+from ..chat.screen import Screen
 from ..trace import Trace, TraceBlock, TraceRound, read_trace
 from .run_plot import check_plot
 from .shared import Commands, say
 
+ALTERNATIVES = ("nothing verified", "best without drafter", "best with drafter")
+ACCEPTED_STYLE, REJECTED_STYLE = "green", "red"
 MAX_SHOWN = 40  # state changes and events in the table; the report has them all
+
+Offer: TypeAlias = "tuple[float, float]"  # tokens, seconds
 
 
 def explain(args: argparse.Namespace) -> dict[str, Any]:
@@ -59,6 +64,7 @@ def summary(trace: Trace) -> dict[str, Any]:
         "states": state_changes(rounds),
         "block_use": block_use(rounds),
         "acceptance_by_position": acceptance_by_position(rounds),
+        "alternatives": alternatives(rounds),
         "prediction": prediction(rounds),
         "events": [{"t_s": e.t_s, "event": e.event, "text": e.text} for e in trace.events],
     }
@@ -139,6 +145,43 @@ def _count(counts: list[tuple[int, int]], block: TraceBlock, ahead: Sequence[int
             return
 
 
+def alternatives(rounds: Sequence[TraceRound]) -> list[dict[str, Any]]:
+    """How often each way to run a round was weighed and was the best, and tokens/s it promised.
+
+    Of the rounds in which it was the best also what they gave, in whichever way they ran. Promises
+    leave the time of draws out. Of equal ones the first is the best. Empty: none was weighed.
+    """
+    offered: dict[int, list[Offer]] = {}
+    best: dict[int, list[tuple[Offer, Offer]]] = {}  # promised, given
+    for line in rounds:
+        offers = [(tokens, seconds) for _, tokens, seconds in line.alternatives]
+        if not offers or not all(seconds > 0.0 for _, seconds in offers):
+            continue
+        for way, offer in enumerate(offers):
+            offered.setdefault(way, []).append(offer)
+        way = max(range(len(offers)), key=lambda w: offers[w][0] / offers[w][1])
+        given = float(sum(len(s.emitted) for s in line.sequences)), line.measured_s
+        best.setdefault(way, []).append((offers[way], given))
+    return [
+        {
+            "name": name,
+            "n_rounds": len(offered[way]),
+            "n_best": len(best.get(way, [])),
+            "promised_tps": _tps(offered[way]),
+            "promised_tps_when_best": _tps([promised for promised, _ in best.get(way, [])]),
+            "given_tps_when_best": _tps([given for _, given in best.get(way, [])]),
+        }
+        for way, name in enumerate(ALTERNATIVES)
+        if way in offered
+    ]
+
+
+def _tps(offers: Sequence[Offer]) -> float | None:
+    """Tokens per second over all of them; None: they took no time."""
+    seconds = sum(seconds for _, seconds in offers)
+    return sum(tokens for tokens, _ in offers) / seconds if seconds else None
+
+
 def prediction(rounds: Sequence[TraceRound]) -> dict[str, Any] | None:
     """Predicted against measured round time: median error, overall and by batch_tokens."""
     errors: dict[int, list[tuple[float, float]]] = {}
@@ -185,15 +228,41 @@ def _show(report: dict[str, Any]) -> None:
     )
     _show_states(report["states"])
     _show_events(report["events"])
-    say("\nblock use    verify_len   rounds   accepted of it")
-    for use in report["block_use"]:
-        name = use["proposer"] or "anchor alone"
-        say(f"{name:<12}{use['verify_len']:>11}{use['n_rounds']:>9}{use['n_accepted']:>12.2f}")
+    _show_block_use(report["block_use"])
     say("\naccepted by position, when those before were right")
     for name, counts in report["acceptance_by_position"].items():
         cells = "  ".join(f"{right / seen:.0%} of {seen}" for right, seen in counts)
         say(f"{name:<9}{cells}")
+    _show_alternatives(report["alternatives"])
     _show_prediction(report["prediction"])
+
+
+def _show_block_use(uses: Sequence[dict[str, Any]]) -> None:
+    screen = Screen()
+    say("\nblock use    verify_len   rounds   accepted   rejected")
+    for use in uses:
+        name, n_accepted = use["proposer"] or "anchor alone", use["n_accepted"]
+        screen.pieces(
+            [
+                (f"{name:<12}{use['verify_len']:>11}{use['n_rounds']:>9}", ""),
+                (f"{n_accepted:>11.2f}", ACCEPTED_STYLE),
+                (f"{use['verify_len'] - n_accepted:>11.2f}", REJECTED_STYLE),
+            ]
+        )
+
+
+def _show_alternatives(alternatives: Sequence[dict[str, Any]]) -> None:
+    if not alternatives:
+        return
+    say("\n                                 promised   where it was best, tokens/s")
+    say("way to run a round     rounds    tokens/s     rounds  promised   given")
+    for way in alternatives:
+        cells = (way["promised_tps"], way["promised_tps_when_best"], way["given_tps_when_best"])
+        tps, promised, given = ("-" if cell is None else f"{cell:.1f}" for cell in cells)
+        say(
+            f"{way['name']:<20}{way['n_rounds']:>9}{tps:>12}"
+            f"{way['n_best']:>11}{promised:>10}{given:>8}"
+        )
 
 
 def _show_states(states: Sequence[dict[str, Any]]) -> None:
