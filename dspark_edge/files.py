@@ -16,6 +16,12 @@ FILE_MODE = 0o644
 TEMPORARY = ".tmp"  # ending of files that are being written, or were when a process died
 
 
+def refuse_existing(path: Path) -> None:
+    """Raises ValueError where writing would replace something; a device or a pipe is nothing."""
+    if path.is_file() or path.is_dir():
+        raise ValueError(f"{path} is there already; give another name, or remove it first")
+
+
 def write_atomically(path: Path, text: str) -> bool:
     """Replace the file by this text, in one step; False when the place is not writable."""
     try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -16,6 +17,7 @@ from dspark_edge.chat.reply import Reply
 from dspark_edge.chat.screen import Screen
 from dspark_edge.chat.talk import Talk
 from dspark_edge.errors import ModelError
+from dspark_edge.trace import read_trace
 
 TEMPLATE = "{% for m in messages %}{{ m.content }}\n{% endfor %}>"
 FOX = "\U0001f98a"
@@ -147,6 +149,20 @@ def test_a_switch_that_another_model_does_not_allow_is_said(
     assert "/spec does not hold for this model: speculation cannot be switched on" in said
     talk.take_model("a-third.gguf")  # it was asked for, and holds where it can
     assert talk.engine.speculation_mode == "always"
+
+
+def test_a_trace_asked_for_at_the_start_writes_over_no_file(
+    open_talk: OpenTalk, tmp_path: Path
+) -> None:
+    (tmp_path / "notes").write_text("mine")
+    with pytest.raises(ValueError, match="notes is there already; give another name"):
+        open_talk("fine", "--trace", str(tmp_path / "notes"))
+    assert (tmp_path / "notes").read_text() == "mine"
+    talk = open_talk("fine", "--trace", str(tmp_path / "trace"))
+    talk.ask("a")
+    assert len(read_trace(tmp_path / "trace").rounds) > 0
+    talk = open_talk("fine", "--trace", os.devnull)
+    assert talk.trace == os.devnull
 
 
 def test_a_model_that_cannot_be_loaded_costs_no_switch_and_says_that_the_trace_ended(

@@ -16,6 +16,8 @@ import psutil
 import pytest
 from server_harness import WAIT_S, child, start_child
 
+from dspark_edge.trace import read_trace
+
 QUESTION = {"messages": [{"role": "user", "content": "hi"}], "temperature": 0}
 
 
@@ -100,6 +102,24 @@ def test_the_log_tells_of_each_load_and_why_a_model_left(tiny_llama: Path, tmp_p
     assert "model second is unloaded: idle for 0.3 s" in log
     assert log.count("model llama is loaded after") == 2
     assert "model llama is unloaded: the server ends" in log
+
+
+def test_a_trace_is_of_the_first_model_and_the_next_one_does_not_replace_it(
+    tiny_llama: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "second.gguf").write_bytes(tiny_llama.read_bytes())
+    trace = tmp_path / "trace.jsonl"
+    args = [*tiny_args(tiny_llama), "--models-dir", str(tmp_path), "--trace", str(trace)]
+    with child(*args) as server, server.client() as client:
+        for n_tokens, model in ((5, "llama"), (7, "second")):
+            body = {**QUESTION, "max_tokens": n_tokens, "model": model}
+            assert client.post("/v1/chat/completions", json=body).status_code == 200
+        log = server.end()
+    assert f"a trace is written to {trace} until the model is unloaded" in log
+    assert f"no trace of this model: {trace} has one" in log
+    recorded = read_trace(trace)
+    assert recorded.header.target == tiny_llama.name
+    assert sum(len(s.emitted) for line in recorded.rounds for s in line.sequences) == 5
 
 
 @pytest.mark.skipif(os.name != "posix", reason="needs limits of POSIX shells")
@@ -188,6 +208,11 @@ def test_what_cannot_start_says_why_in_one_line(tiny_llama: Path, tmp_path: Path
     code, error = refusal(*tiny_args(tiny_llama), "--host", "0.0.0.0")
     assert (code, error.count("\n")) == (1, 1)
     assert "--api-key-file" in error
+    (tmp_path / "notes").write_text("mine")
+    code, error = refusal(*tiny_args(tiny_llama), "--trace", str(tmp_path / "notes"))
+    assert (code, error.count("\n")) == (1, 1)
+    assert "notes is there already; give another name" in error
+    assert (tmp_path / "notes").read_text() == "mine"
 
 
 def test_a_start_model_that_cannot_be_loaded_ends_the_server(tmp_path: Path) -> None:
@@ -197,6 +222,12 @@ def test_a_start_model_that_cannot_be_loaded_ends_the_server(tmp_path: Path) -> 
     assert code == 1
     assert "error: " in error
     assert "broken" in error
+
+
+def test_a_trace_that_cannot_be_written_ends_the_server(tiny_llama: Path, tmp_path: Path) -> None:
+    code, error = refusal(*tiny_args(tiny_llama), "--trace", str(tmp_path / "none" / "trace"))
+    assert code == 1
+    assert "none/trace cannot be written (No such file or directory); pass another path" in error
 
 
 @pytest.mark.skipif(os.name != "posix", reason="needs POSIX signals")

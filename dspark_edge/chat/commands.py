@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..errors import DsparkError
+from ..files import refuse_existing
 from ..models.catalogue import catalogue
 from ..speculation import Mode
 from . import figures, kept, settings
@@ -165,7 +166,7 @@ def _export(talk: Talk, argument: str) -> None:
     path = Path(argument).expanduser()
     if not talk.conversation.turns:
         raise _no_message("export")
-    _refuse_existing(path)
+    refuse_existing(path)
     if not path.parent.is_dir():
         raise ValueError(f"{path.parent} is no folder; make it first, or give another name")
     export(talk.conversation, path)
@@ -206,8 +207,6 @@ def _stats(talk: Talk, argument: str) -> None:
 def _trace(talk: Talk, argument: str) -> None:
     if not argument:
         raise ValueError("where to? /trace FILE, or /trace off")
-    if argument != "off":
-        _refuse_existing(Path(argument).expanduser())
     talk.trace_to("" if argument == "off" else argument)
     if argument == "off":
         talk.screen.state("no trace is written")
@@ -237,11 +236,6 @@ def _show(talk: Talk, argument: str) -> None:
 
 def _quit(talk: Talk, argument: str) -> None:
     raise Leave
-
-
-def _refuse_existing(path: Path) -> None:
-    if path.exists():
-        raise ValueError(f"{path} is there already; give another name, or remove it first")
 
 
 def _no_message(purpose: str) -> ValueError:

@@ -59,7 +59,7 @@ def parser() -> argparse.ArgumentParser:
         help="begin with a saved session; --system and what "
         "is given of sampling hold before its own",
     )
-    chat.add_argument("--trace", help="file for one JSON line per round; see bench explain")
+    chat.add_argument("--trace", help="new file for one JSON line per round; see bench explain")
     chat.add_argument("--no-history", action="store_true", help="keep no history of what you type")
     return parser
 

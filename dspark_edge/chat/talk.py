@@ -15,6 +15,7 @@ from pathlib import Path
 from ..arguments import check_ctx, check_threads, gpu_notice
 from ..engine import Engine
 from ..errors import ContextFullError
+from ..files import refuse_existing
 from ..models import target_path
 from ..sequence import SamplingParams, Stats
 from ..speculation import Mode
@@ -39,6 +40,8 @@ class Talk:
         self.args = args
         self.screen = screen
         self.params: SamplingParams = sampling_params(args)
+        if args.trace:  # before seconds of loading
+            refuse_existing(Path(args.trace).expanduser())
         self.engine: Engine = _load_engine(args, args.model)
         self.model: str = args.model
         self.conversation = Conversation(system=args.system or "")
@@ -53,9 +56,11 @@ class Talk:
             self.trace_to(args.trace)
 
     def trace_to(self, path: str) -> None:
-        """Writes a trace from now on; "": none. Raises ValueError."""
+        """Writes a trace from now on; "": none. Raises ValueError, for an existing file too."""
         if path:
-            self.engine.trace_to(Path(path).expanduser())
+            file = Path(path).expanduser()
+            refuse_existing(file)
+            self.engine.trace_to(file)
         else:
             self.engine.stop_trace()
         self.trace = path

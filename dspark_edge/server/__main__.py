@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ..errors import DsparkError
+from ..files import refuse_existing
 from .app import create_app
 from .catalogue import FolderCatalogue
 from .lifecycle import listen, serve
@@ -51,6 +52,9 @@ def settings_of(args: argparse.Namespace) -> Settings:
     """Raises ValueError and OSError."""
     key = args.api_key_file.read_text(encoding="utf-8").strip() if args.api_key_file else None
     template: Path | None = args.chat_template
+    trace: Path | None = args.trace.expanduser() if args.trace else None
+    if trace is not None:
+        refuse_existing(trace)
     return Settings(
         host=args.host,
         port=args.port,
@@ -64,6 +68,7 @@ def settings_of(args: argparse.Namespace) -> Settings:
             n_gpu_layers=args.gpu_layers,
             n_threads=args.threads,
             speculation=args.speculation,
+            trace=trace,
         ),
         api_key=key,
         allow_hosts=tuple(args.allow_host),
@@ -98,6 +103,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--allow-host", action="append", default=[], help="name that Host may have")
     add("--cors-origin", action="append", default=[], help="origin of a web page that may call")
     add("--log-content", action="store_true", help="log prompts and replies")
+    add("--trace", type=Path, help="new file for one JSON line per round; see bench explain")
     add("--speculation", choices=("auto", "always", "off"), default="auto")
     add("--threads", type=int, help="default: the physical cores")
     add("--gpu-layers", type=int, default=-1, help="-1: all")

@@ -45,7 +45,7 @@ class Limits:
 
 @dataclass(slots=True, frozen=True, kw_only=True)
 class EngineOptions:
-    """How engines are made; dspark_edge.Engine has their meaning."""
+    """How engines are made; dspark_edge.Engine has their meaning. trace: see Engine.trace_to."""
 
     drafter: str | None = "auto"
     n_ctx: int = 4096
@@ -54,6 +54,7 @@ class EngineOptions:
     n_threads: int | None = None
     speculation: Mode = "auto"
     cost_cache: Path | None = None
+    trace: Path | None = None
 
 
 @dataclass(slots=True, frozen=True, kw_only=True)
