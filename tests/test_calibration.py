@@ -375,7 +375,7 @@ def test_the_shipped_drafters_calibration_fits_its_file() -> None:
     calibration = load_calibration(shipped)
     assert calibration is not None
     model = calibration.survival
-    assert model.n_slots == 4
+    assert model.n_slots == 16  # lookup's
     assert len(calibration.typical) == 256
     unsure, sure = (DraftSignals([1], [c], [margin]) for c, margin in ((0.4, 0.2), (0.9, 6.0)))
     assert model.survival(unsure)[0] < 0.3
