@@ -6,33 +6,16 @@ the replay simulator both decide by this. Refuses to know: tokens, models and cl
 
 from __future__ import annotations
 
-import math
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import Protocol
 
-from .cost import OUTLIER_RATIO
 from .parking import Parking
-from .probing import NEWCOMER_ROUNDS, PROBE_DRAFTS, PROBE_EVERY, BlockHistory, Probes, Row
-from .scheduler import RoundPlan, choose_lengths
+from .probing import PROBE_DRAFTS, BlockHistory, ProbePrice, Probes, Row
+from .scheduler import Costs, RoundPlan, choose_lengths
+from .worth import Worth
 
 MIN_GAIN = 1.05  # that verifying drafts must promise, over verifying none
-PROBE_COST = 0.005  # share of plain decoding that probes may cost while parked
-PROBE_EVERY_MAX = 512  # rounds, unless a draft alone is so dear: an injection must not wedge it
-PROBE_SMOOTHING = 0.5
-WORTH_SMOOTHING = 1 / 8
-WORTH_DRAFTS = 6  # of a sequence, before it is parked on its own
-RESUME_MARGIN = 1.2  # over the price, for a sequence that was parked on its own
-
-
-class Costs(Protocol):
-    """The part of a CostTable that decides."""
-
-    @property
-    def other_s(self) -> float: ...
-    def verify_s(self, batch_tokens: int, depth: int) -> float: ...
-    def draft_s(self, n_seq: int) -> float: ...
 
 
 @dataclass(slots=True)
@@ -45,31 +28,6 @@ class Choice:
     plan: RoundPlan
     takes_draft: list[bool]
     alternatives: list[RoundPlan]
-
-
-@dataclass(slots=True)
-class _Worth:
-    """What the drafts of one sequence gain, in tokens a round, the time to verify them paid."""
-
-    mean: float = 0.0
-    n_drafts: int = 0
-    n_rounds: int = 0
-    is_parked: bool = False
-
-    @property
-    def is_unknown(self) -> bool:
-        """Whether its sequence has decoded for a while and was never drafted for."""
-        return self.n_drafts == 0 and self.n_rounds > NEWCOMER_ROUNDS
-
-    def observe(self, worth: float) -> None:
-        self.n_drafts += 1
-        self.mean += max(WORTH_SMOOTHING, 1.0 / self.n_drafts) * (worth - self.mean)
-
-    def pays(self, price: float) -> bool:
-        """Whether a draft gains more than it costs; price: tokens that its time would give."""
-        if self.n_drafts >= WORTH_DRAFTS:
-            self.is_parked = self.mean < price * (RESUME_MARGIN if self.is_parked else 1.0)
-        return not self.is_parked
 
 
 class _Times(dict[int, float]):
@@ -115,7 +73,7 @@ class Competition:
         "_n_rounds",
         "_n_seq",
         "_parkings",
-        "_probe_s",
+        "_probe_price",
         "_probes",
         "_round",
         "_worth",
@@ -132,9 +90,9 @@ class Competition:
         # By request where one runs alone, else by number of sequences: their costs differ.
         self._parkings: dict[Hashable, Parking] = {}
         self._current: Parking | None = None
-        self._worth: dict[Hashable, _Worth] = {}
+        self._worth: dict[Hashable, Worth] = {}
         self._probes = Probes()
-        self._probe_s = 0.0
+        self._probe_price = ProbePrice(costs)
         self._is_probing = False
         self._is_after_gap = False
         self._n_seq = 1
@@ -178,19 +136,19 @@ class Competition:
             return []
         parking = self._current = self._parking(keys)
         self._n_rounds += 1
-        worths = [self._worth.setdefault(key, _Worth()) for key in keys]
+        worths = [self._worth.setdefault(key, Worth()) for key in keys]
         for worth in worths:
             worth.n_rounds += 1
         self._is_probing = parking.state == "parked"
         if self._is_probing:  # one sequence tells enough, and each in turn
-            self._probes.every = self._probe_every(n_seq, PROBE_DRAFTS)
+            self._probes.every = self._probe_price.every(n_seq, PROBE_DRAFTS)
             newcomer = next((r for r, worth in enumerate(worths) if worth.is_unknown), None)
             probed = self._probes.wants(keys, newcomer)
             self._is_after_gap = probed is not None and self._probes.is_first
             return [] if probed is None else [probed]
         wanted = self._worth_drafting(self._round)
         left_out = [r for r in range(n_seq) if r not in wanted]
-        period, phase = divmod(self._n_rounds, self._probe_every(n_seq, 1))
+        period, phase = divmod(self._n_rounds, self._probe_price.every(n_seq, 1))
         self._is_after_gap = phase == 0 and bool(left_out)
         if self._is_after_gap:
             wanted = sorted([*wanted, left_out[period % len(left_out)]])
@@ -203,7 +161,7 @@ class Competition:
         looked = [self._worth_of(row, now) for row in now.lookup]
         chosen, gain, is_known = [], 0.0, True
         for r, key in enumerate(now.keys):
-            worth = self._worth.setdefault(key, _Worth())
+            worth = self._worth.setdefault(key, Worth())
             is_new = worth.n_drafts == 0
             if worth.pays(tps * max(own_s, 0.0)) and (is_new or worth.mean >= looked[r]):
                 chosen.append(r)
@@ -235,7 +193,7 @@ class Competition:
         rows = list(now.lookup)
         for r, row in drafts.items():
             worth, rival = self._worth_of(row, now), self._worth_of(rows[r], now)
-            self._worth.setdefault(now.keys[r], _Worth()).observe(worth)
+            self._worth.setdefault(now.keys[r], Worth()).observe(worth)
             self._history.add(now.keys[r], row)
             if row and (not rows[r] or worth >= rival):
                 takes_draft[r], rows[r] = True, row
@@ -255,13 +213,7 @@ class Competition:
 
     def observe_probe(self, draft_s: float, n_drafts: int = 1) -> None:
         """Take the seconds of a draft that began with an injection, for so many sequences."""
-        probe_s = max(draft_s - self._costs.draft_s(n_drafts) + self._costs.draft_s(1), 0.0)
-        most_s = PROBE_EVERY_MAX * self._paid_s(self._n_seq)
-        if self._probe_s == 0.0:
-            self._probe_s = min(probe_s, most_s)
-        # One slow moment must not count whole: it would be long before probes correct it.
-        most_s = min(most_s, OUTLIER_RATIO * self._probe_s)
-        self._probe_s += PROBE_SMOOTHING * (min(probe_s, most_s) - self._probe_s)
+        self._probe_price.observe(draft_s, self._n_seq, n_drafts)
 
     def lose_drafter(self) -> None:
         """There is no drafter any more: nothing is drafted from the next round on."""
@@ -325,16 +277,3 @@ class Competition:
             if (1.0 + gained) / wider_s > best:
                 best, seconds = (1.0 + gained) / wider_s, wider_s
         return best * (plain_s + costs.other_s) / self.bar, seconds
-
-    def _probe_every(self, n_seq: int, n_drafts: int) -> int:
-        """Rounds between probes of n_drafts in a row, so that they cost at most PROBE_COST."""
-        if not self._has_drafter:
-            return PROBE_EVERY
-        paid_s, draft_s = self._paid_s(n_seq), self._costs.draft_s(1)
-        first_s = max(min(self._probe_s, PROBE_EVERY_MAX * paid_s), draft_s)
-        probe_s = first_s + (n_drafts - 1) * draft_s
-        return max(PROBE_EVERY, math.ceil(probe_s / paid_s))
-
-    def _paid_s(self, n_seq: int) -> float:
-        """Seconds of probing that one round without a draft pays for."""
-        return PROBE_COST * self._costs.verify_s(n_seq, 0)

@@ -5,11 +5,18 @@ Refuses to know: gains, models and clocks.
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 
+from .cost import OUTLIER_RATIO
+from .scheduler import Costs
+
+PROBE_COST = 0.005  # share of plain decoding that probes may cost while parked
 PROBE_EVERY = 32  # rounds; at least
+PROBE_EVERY_MAX = 512  # rounds, unless a draft alone is so dear: an injection must not wedge it
+PROBE_SMOOTHING = 0.5
 PROBE_DRAFTS = 2  # in a row: the injection before the first costs as much as several drafts
 NEWCOMER_ROUNDS = 4  # that a new request decodes before it is probed: its first token never waits
 
@@ -63,6 +70,37 @@ class Probes:
         r = self._n_probes % len(keys) if newcomer is None else newcomer
         self._n_seq, self._key = len(keys), keys[r]
         return r
+
+
+class ProbePrice:
+    """What probes cost here, and so how often they may be. Times in seconds."""
+
+    __slots__ = ("_costs", "_first_s")
+
+    def __init__(self, costs: Costs) -> None:
+        self._costs = costs
+        self._first_s = 0.0  # of a draft of one sequence, with the injection before it
+
+    def observe(self, draft_s: float, n_seq: int, n_drafts: int) -> None:
+        """Take a draft of n_drafts sequences, of n_seq that run, that began with an injection."""
+        first_s = max(draft_s - self._costs.draft_s(n_drafts) + self._costs.draft_s(1), 0.0)
+        most_s = PROBE_EVERY_MAX * self._paid_s(n_seq)
+        if self._first_s == 0.0:
+            self._first_s = min(first_s, most_s)
+        # One slow moment must not count whole: it would be long before probes correct it.
+        most_s = min(most_s, OUTLIER_RATIO * self._first_s)
+        self._first_s += PROBE_SMOOTHING * (min(first_s, most_s) - self._first_s)
+
+    def every(self, n_seq: int, n_drafts: int) -> int:
+        """Rounds between probes of n_drafts in a row, so that they cost at most PROBE_COST."""
+        paid_s, draft_s = self._paid_s(n_seq), self._costs.draft_s(1)
+        first_s = max(min(self._first_s, PROBE_EVERY_MAX * paid_s), draft_s)
+        probe_s = first_s + (n_drafts - 1) * draft_s
+        return max(PROBE_EVERY, math.ceil(probe_s / paid_s))
+
+    def _paid_s(self, n_seq: int) -> float:
+        """Seconds of probing that one round without a draft pays for."""
+        return PROBE_COST * self._costs.verify_s(n_seq, 0)
 
 
 @dataclass(slots=True)

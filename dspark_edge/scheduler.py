@@ -8,6 +8,16 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Protocol
+
+
+class Costs(Protocol):
+    """The part of a CostTable that decides."""
+
+    @property
+    def other_s(self) -> float: ...
+    def verify_s(self, batch_tokens: int, depth: int) -> float: ...
+    def draft_s(self, n_seq: int) -> float: ...
 
 
 @dataclass(slots=True, frozen=True)

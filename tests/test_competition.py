@@ -8,9 +8,10 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from dspark_edge.competition import WORTH_DRAFTS, Competition
+from dspark_edge.competition import Competition
 from dspark_edge.parking import Parking
 from dspark_edge.probing import NEWCOMER_ROUNDS, PROBE_DRAFTS
+from dspark_edge.worth import WORTH_DRAFTS
 
 SURE, POOR = (0.9, 0.8, 0.7, 0.6), (0.1, 0.01, 0.001, 0.0001)
 

@@ -15,11 +15,11 @@ from synthetic_trace import WRONG, header, one_round, recording
 from dspark_edge import Engine, SamplingParams
 from dspark_edge.bench.__main__ import main
 from dspark_edge.bench.costs import NamedCost, load_cost, shipped_costs
+from dspark_edge.bench.oracles import BestPath, Oracle
 from dspark_edge.bench.policies import (
     Choice,
     Fixed,
     Offer,
-    Oracle,
     Ours,
     Threshold,
     Times,
@@ -27,7 +27,7 @@ from dspark_edge.bench.policies import (
     depth_of,
 )
 from dspark_edge.bench.recorded import HOW_TO_RECORD, Text, texts_of
-from dspark_edge.bench.replay import BestPath, compare, n_policies, simulate
+from dspark_edge.bench.replay import compare, n_policies, simulate
 from dspark_edge.confidence import SurvivalModel
 from dspark_edge.cost import CostTable
 from dspark_edge.probing import PROBE_DRAFTS
@@ -236,6 +236,17 @@ def test_on_flat_curves_ours_is_near_one_that_knows_the_true_chances(cost: str) 
     informed = simulate(recorded(2.0, False, True), Believer(), times).tps
     policies = report(cost, 2.0, False)["policies"]
     assert policies["ours"]["tps"] >= 0.95 * informed, informed / policies["oracle"]["tps"]
+
+
+def test_the_oracle_of_lengths_drafts_always_and_verifies_what_is_right() -> None:
+    outcome = simulate(texts([2, 2, 2, 0, 0, 0]), Oracle(always_drafts=True), Times(TABLE))
+    # Three tokens by the first block, then one a round; each of the four rounds drafts but the last
+    # one, which has no room.
+    assert (outcome.n_tokens, outcome.n_rounds, outcome.n_drafted) == (6, 4, 3)
+    assert (outcome.n_verified, outcome.n_accepted) == (2, 2)
+    policies = report("desktop-gpu-8b", 2.0, True)["policies"]
+    assert policies["ours"]["tps"] < policies["oracle of lengths"]["tps"]
+    assert policies["oracle of lengths"]["tps"] <= policies["oracle"]["tps"]
 
 
 @pytest.mark.parametrize("injection_drafts", [0.0, 8.0])

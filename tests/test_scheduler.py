@@ -10,7 +10,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dspark_edge.competition import PROBE_COST
 from dspark_edge.confidence import SurvivalModel
 from dspark_edge.ledger import DraftLedger
 from dspark_edge.parking import Parking
@@ -18,6 +17,7 @@ from dspark_edge.probing import (
     N_CALIBRATED,
     N_REQUESTS,
     N_ROWS,
+    PROBE_COST,
     PROBE_DRAFTS,
     BlockHistory,
     Probes,

@@ -1,7 +1,7 @@
 """Policies that replay compares: what to draft and verify, round by round.
 
-Owns: plain, fixed lengths, a confidence threshold, the paper's Algorithm 1, ours, and the oracle's
-greedy form. Refuses to know: the text ahead, except through n_correct, which only the oracle reads.
+Owns: plain, fixed lengths, a confidence threshold, the paper's Algorithm 1, and ours. Refuses to
+know: the text ahead (n_correct, which oracles.py reads).
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ from ..competition import Competition
 from ..confidence import SurvivalModel
 from ..cost import DEPTH_STEP, CostTable
 from ..ledger import DraftLedger
-from ..scheduler import RoundPlan, choose_lengths
 from ..signals import DraftSignals
 from .recorded import Proposal
 
@@ -262,44 +261,6 @@ class Ours(Learner):
 
 def _longest(offer: Offer) -> int:
     return max((len(p.signals.tokens) for p in offer.proposals.values()), default=0)
-
-
-class Oracle:
-    """Knows n_correct and takes the round with the most tokens per second: not quite a bound."""
-
-    def choose(self, offers: Sequence[Offer], times: Times) -> Choice:
-        free, drafted = (self._plan(offers, times, drafted) for drafted in (False, True))
-        return free[1] if free[0].tps >= drafted[0].tps else drafted[1]
-
-    def _plan(
-        self, offers: Sequence[Offer], times: Times, drafted: bool
-    ) -> tuple[RoundPlan, Choice]:
-        depth = depth_of(offers)
-        proposals = [_most_correct(offer, drafted) for offer in offers]
-        plan = choose_lengths(
-            [
-                [float(k < p.n_correct) for k in range(len(p.signals.tokens))] if p else []
-                for p in proposals
-            ],
-            lambda batch_tokens: times.verify_s(batch_tokens, depth),
-            draft_s=times.table.draft_s(len(offers)) if drafted else 0.0,
-            other_s=times.table.other_s,
-            max_batch_tokens=len(offers) + sum(len(p.signals.tokens) for p in proposals if p),
-        )
-        return plan, Choice(
-            len(offers) if drafted else 0, list(zip(proposals, plan.verify_lens, strict=True))
-        )
-
-    def learn(self, sequence: int, position: int, tokens: Sequence[int]) -> None:
-        return
-
-    def finish(self, sequence: int) -> None:
-        return
-
-
-def _most_correct(offer: Offer, drafted: bool) -> Proposal | None:
-    rivals = [p for name, p in offer.proposals.items() if drafted or name != "drafter"]
-    return max(rivals, key=lambda p: p.n_correct, default=None)
 
 
 def depth_of(offers: Sequence[Offer]) -> int:

@@ -1,7 +1,7 @@
 """bench replay: recorded texts run again under any cost table and any policy, exactly.
 
-This is how machines that we don't have are planned for. Owns: the simulated clock, the oracle's
-optimum, the report. Refuses to know: models; what policies do is in policies.py.
+This is how machines that we don't have are planned for. Owns: the simulated clock, the report.
+Refuses to know: models; what policies do is in policies.py and oracles.py.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from ..calibration import Calibration, calibration_of
 from ..confidence import SurvivalModel
 from ..trace import read_trace
 from .costs import NamedCost, load_cost, shipped_costs
+from .oracles import PLAIN, BestPath, Oracle
 from .policies import (
     Algorithm1,
     Choice,
     Fixed,
     Offer,
-    Oracle,
     Ours,
     Policy,
     Threshold,
@@ -32,7 +32,6 @@ from .policies import (
 from .recorded import Text, texts_of
 from .shared import Commands, progress, say
 
-PLAIN = ""  # no proposer
 THRESHOLDS = (0.1, 0.3, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95)
 
 
@@ -107,49 +106,6 @@ def _account(outcome: Outcome, offers: Sequence[Offer], choice: Choice, times: T
     outcome.n_verified += n_verified
 
 
-class BestPath:
-    """The fastest way through each text that anyone could take: shortest path over positions.
-
-    For one sequence at a time. A policy that only reads its own plan.
-    """
-
-    def __init__(self, texts: Sequence[Text], times: Times) -> None:
-        self._steps = [_best_steps(text, times) for text in texts]
-        self._starts = [text.start for text in texts]
-
-    def choose(self, offers: Sequence[Offer], times: Times) -> Choice:
-        (offer,) = offers
-        name, verify_len = self._steps[offer.sequence][
-            offer.position - self._starts[offer.sequence]
-        ]
-        return Choice(int(name == "drafter"), [(offer.proposals.get(name), verify_len)])
-
-    def learn(self, sequence: int, position: int, tokens: Sequence[int]) -> None:
-        return
-
-    def finish(self, sequence: int) -> None:
-        return
-
-
-def _best_steps(text: Text, times: Times) -> list[tuple[str, int]]:
-    """For each position, whose tokens to verify and how many; PLAIN and 0 for none."""
-    n = len(text.tokens)
-    rest_s = [0.0] * (n + 1)  # the shortest time from here to the end
-    steps = [(PLAIN, 0)] * n
-    for at in range(n - 1, -1, -1):
-        depth = text.start + at - 1
-        rest_s[at] = times.round_s(1, depth, 0) + rest_s[at + 1]
-        for proposal in text.proposals[at]:
-            n_drafting = int(proposal.proposer == "drafter")
-            # Longer than correct as well: a wider pass may be cheaper.
-            for verify_len in range(1, len(proposal.signals.tokens) + 1):
-                n_emitted = min(verify_len, proposal.n_correct) + 1
-                seconds = times.round_s(1 + verify_len, depth, n_drafting) + rest_s[at + n_emitted]
-                if seconds < rest_s[at]:
-                    rest_s[at], steps[at] = seconds, (proposal.proposer, verify_len)
-    return steps
-
-
 # ---------------------------------------------------------------- all policies
 
 
@@ -160,7 +116,7 @@ def compare(
     fit: Calibration | None = None,
     advance: Callable[[], None] = lambda: None,
 ) -> dict[str, Any]:
-    """Every policy on one cost table. `best` is the best policy in hindsight, oracle left out.
+    """Every policy on one cost table. `best` is the best policy in hindsight, oracles left out.
 
     fit: an offline calibration to start from; None: start untaught. advance: called n_policies
     times.
@@ -189,14 +145,17 @@ def compare(
         outcomes[name] = tried[best]
         outcomes[f"{proposer}, algorithm 1"] = run(Algorithm1(proposer, model()))
     outcomes["ours"] = run(Ours(model(), times, fit.typical if fit else ()))
-    oracle = run(BestPath(texts, times) if n_seq == 1 else Oracle())
-    return _comparison(cost, outcomes, oracle)
+    oracles = {
+        "oracle of lengths": run(Oracle(always_drafts=True)),
+        "oracle": run(BestPath(texts, times) if n_seq == 1 else Oracle()),
+    }
+    return _comparison(cost, outcomes, oracles)
 
 
 def n_policies(texts: Sequence[Text]) -> int:
     """How many policies `compare` simulates, the oracle included."""
     of_proposer = (longest + len(THRESHOLDS) + 1 for longest in _n_slots(texts).values())
-    return sum(of_proposer) + 3  # plain, ours, the oracle
+    return sum(of_proposer) + 4  # plain, ours, two oracles
 
 
 def _n_slots(texts: Sequence[Text]) -> dict[str, int]:
@@ -210,9 +169,9 @@ def _n_slots(texts: Sequence[Text]) -> dict[str, int]:
 
 
 def _comparison(
-    cost: NamedCost, outcomes: Mapping[str, Outcome], oracle: Outcome
+    cost: NamedCost, outcomes: Mapping[str, Outcome], oracles: Mapping[str, Outcome]
 ) -> dict[str, Any]:
-    plain = outcomes["plain"]
+    plain, oracle = outcomes["plain"], oracles["oracle"]
     best = max(outcomes, key=lambda name: outcomes[name].tps)
     return {
         "cost": cost.name,
@@ -233,7 +192,7 @@ def _comparison(
                 "verify_len": outcome.n_verified / outcome.n_turns,
                 "acceptance": outcome.n_accepted / max(outcome.n_verified, 1),
             }
-            for name, outcome in {**outcomes, "oracle": oracle}.items()
+            for name, outcome in {**outcomes, **oracles}.items()
         },
     }
 
