@@ -25,7 +25,7 @@ from .confidence import (
 )
 from .files import fingerprint, write_atomically
 from .ledger import DraftLedger
-from .signals import FEATURES, N_DRAFTER, N_LOOKUP, DraftSignals
+from .signals import FEATURES, N_DRAFTER, N_LOOKUP, DraftSignals, in_all_features
 
 Array = npt.NDArray[np.float64]
 
@@ -148,9 +148,9 @@ def _rows(model: SurvivalModel, blocks: Sequence[Decided]) -> tuple[Array, Array
     right: list[bool] = []
     slots: list[int] = []
     for block in blocks:
-        rows = model.features(block.signals)
-        for slot in range(n_decided(block.n_correct, block.n_seen)):
-            features.append(rows[slot])
+        decided = range(n_decided(block.n_correct, block.n_seen))
+        for slot, row in zip(decided, model.features(block.signals), strict=False):
+            features.append(in_all_features(block.signals, row))
             right.append(slot < block.n_correct)
             slots.append(slot)
     x = np.array(features, dtype=np.float64).reshape(-1, len(FEATURES))

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from operator import mul
 
 from .signals import (
     FEATURES,
+    N_DRAFTER,
     RIVAL_MAX,
     Comparison,
     DraftSignals,
@@ -37,6 +38,7 @@ RECENT_SMOOTHING = 0.25  # per slot; about the last draft
 FORGETTING = 0.995  # of past precision, so that learning never comes to rest
 STEP_MAX = 0.5  # of one weight in one step: curvature vanishes where the model is sure and wrong
 LOGIT_MAX = 12.0  # keeps every probability inside (0, 1)
+SURVIVAL_FLOOR = 0.02  # below it no token has ever been worth its place in a pass
 FORMAT_VERSION = 2
 
 
@@ -54,8 +56,8 @@ class SurvivalModel:
         """n_slots: longest draft in tokens. Raises ValueError when below 1."""
         if n_slots < 1:
             raise ValueError(f"n_slots {n_slots} is below 1; pass the drafter's block_size")
-        self._weights = [prior(slot) for slot in range(n_slots)]
-        self._precision = [prior_precision() for _ in range(n_slots)]
+        self._weights = _split([prior(slot) for slot in range(n_slots)])
+        self._precision = _split([prior_precision() for _ in range(n_slots)])
         self._counts = [(0, 0)] * n_slots
         self._lookup_counts = [(0, 0)] * n_slots
         self._recent = RECENT_START
@@ -63,7 +65,7 @@ class SurvivalModel:
     @property
     def n_slots(self) -> int:
         """Longest draft, in tokens."""
-        return len(self._weights)
+        return len(self._counts)
 
     @property
     def acceptance_by_position(self) -> list[tuple[int, int]]:
@@ -75,16 +77,20 @@ class SurvivalModel:
         """The same for lookup."""
         return list(self._lookup_counts)
 
-    def survival(self, signals: DraftSignals) -> list[float]:
+    def survival(self, signals: DraftSignals, floor: float = 0.0) -> list[float]:
         """a_k for each draft token: non-increasing, strictly between 0 and 1.
 
+        It ends behind the first below `floor`: nobody needs to know how unlikely the rest is.
         Raises ValueError when the draft is longer than n_slots or its lists differ in length.
         """
         survival: list[float] = []
         a = 1.0
-        for weights, x in zip(self._weights, self.features(signals), strict=False):
-            a *= _probability(weights, x)
+        weights = self._weights[signals.match_len > 0]
+        for own, x in zip(weights, self.features(signals), strict=False):
+            a *= _probability(own, x)
             survival.append(a)
+            if a < floor:
+                break
         return survival
 
     def against(self, signals: DraftSignals, rival: DraftSignals) -> DraftSignals:
@@ -96,10 +102,11 @@ class SurvivalModel:
             return signals
         n_same = n_same_tokens(signals.tokens, rival.tokens)
         n = min(n_same + 1, len(signals.tokens), len(rival.tokens))
-        alone = self.features(replace(rival, rival=None))[:n]
+        weights = self._weights[rival.match_len > 0][:n]
+        alone = self.features(replace(rival, rival=None))
         logits = [
-            min(max(_logit(weights, x), -RIVAL_MAX), RIVAL_MAX)
-            for weights, x in zip(self._weights, alone, strict=False)
+            min(max(_logit(own, x), -RIVAL_MAX), RIVAL_MAX)
+            for own, x in zip(weights, alone, strict=False)
         ]
         return replace(signals, rival=Comparison(n_same, logits))
 
@@ -115,20 +122,21 @@ class SurvivalModel:
             raise ValueError(
                 f"n_correct {n_correct} of n_seen {n_seen} does not fit a draft of {n_tokens}"
             )
-        features = self.features(signals)
-        for slot in range(n_decided(n_correct, n_seen)):
+        is_lookup = signals.match_len > 0
+        counts = self._lookup_counts if is_lookup else self._counts
+        decided = range(n_decided(n_correct, n_seen))
+        for slot, x in zip(decided, self.features(signals), strict=False):
             right = slot < n_correct
-            self._learn(slot, features[slot], right)
-            counts = self._lookup_counts if signals.match_len > 0 else self._counts
+            _learn(self._weights[is_lookup][slot], self._precision[is_lookup][slot], x, right)
             n_right, n_observed = counts[slot]
             counts[slot] = (n_right + right, n_observed + 1)
             self._recent += RECENT_SMOOTHING * (right - self._recent)
 
-    def features(self, signals: DraftSignals) -> list[Features]:
+    def features(self, signals: DraftSignals) -> Iterator[Features]:
         """What the weights are applied to, for each draft token. Raises ValueError as survival."""
         n_tokens = len(signals.tokens)
-        if n_tokens > len(self._weights):
-            raise ValueError(f"draft has {n_tokens} tokens but n_slots is {len(self._weights)}")
+        if n_tokens > self.n_slots:
+            raise ValueError(f"draft has {n_tokens} tokens but n_slots is {self.n_slots}")
         return features_of(signals, self._recent)
 
     def set_slot(self, slot: int, weights: Sequence[float], precision: Sequence[float]) -> None:
@@ -136,16 +144,20 @@ class SurvivalModel:
 
         Raises ValueError unless both have one finite number per feature, precision above 0.
         """
-        self._weights[slot] = _checked_row(weights, "weights", -math.inf)
-        self._precision[slot] = _checked_row(precision, "precision", 0.0)
+        rows = (
+            _checked_row(weights, "weights", -math.inf),
+            _checked_row(precision, "precision", 0.0),
+        )
+        for each, row in zip((self._weights, self._precision), rows, strict=True):
+            each[0][slot], each[1][slot] = row[:N_DRAFTER], row[N_DRAFTER:]
 
     def to_json(self) -> dict[str, object]:
         """A plain dict that json can write: weights and precision, not the history."""
         return {
             "version": FORMAT_VERSION,
             "features": list(FEATURES),
-            "weights": [list(row) for row in self._weights],
-            "precision": [list(row) for row in self._precision],
+            "weights": [[*a, *b] for a, b in zip(*self._weights, strict=True)],
+            "precision": [[*a, *b] for a, b in zip(*self._precision, strict=True)],
         }
 
     @classmethod
@@ -169,13 +181,13 @@ class SurvivalModel:
                 f"{len(precision)}; calibrate anew"
             )
         model = cls(len(weights) if n_slots is None else n_slots)
+        known: list[float] = []
         for slot in range(model.n_slots):
+            trust = prior_precision()
             if slot < len(weights):
                 known = _named(names, weights[slot], prior(slot), "weights")
-                trust = _named(names, precision[slot], prior_precision(), "precision")
-                model.set_slot(slot, known, trust)
-            else:
-                model.set_slot(slot, model._weights[len(weights) - 1], prior_precision())
+                trust = _named(names, precision[slot], trust, "precision")
+            model.set_slot(slot, known, trust)
         return model
 
     def lengthened(self, n_slots: int) -> SurvivalModel:
@@ -184,16 +196,21 @@ class SurvivalModel:
             return self
         return SurvivalModel.from_json(self.to_json(), n_slots=n_slots)
 
-    def _learn(self, slot: int, x: Features, right: bool) -> None:
-        weights, precision = self._weights[slot], self._precision[slot]
-        p = _probability(weights, x)
-        error, curvature = p - right, p * (1.0 - p)
-        for i, value in enumerate(x):
-            if value != 0.0:  # what was not seen is not forgotten either
-                kept = max(FORGETTING * precision[i], PRIOR_PRECISION)
-                precision[i] = kept + curvature * value * value
-                step = error * value / precision[i]
-                weights[i] -= min(max(step, -STEP_MAX), STEP_MAX)
+
+def _learn(weights: list[float], precision: list[float], x: Features, right: bool) -> None:
+    p = _probability(weights, x)
+    error, curvature = p - right, p * (1.0 - p)
+    for i, value in enumerate(x):
+        if value != 0.0:  # what was not seen is not forgotten either
+            kept = max(FORGETTING * precision[i], PRIOR_PRECISION)
+            precision[i] = kept + curvature * value * value
+            step = error * value / precision[i]
+            weights[i] -= min(max(step, -STEP_MAX), STEP_MAX)
+
+
+def _split(rows: list[list[float]]) -> tuple[list[list[float]], list[list[float]]]:
+    """Of each slot what belongs to the drafter's tokens, and what to lookup's."""
+    return [row[:N_DRAFTER] for row in rows], [row[N_DRAFTER:] for row in rows]
 
 
 def prior(slot: int) -> list[float]:

@@ -6,7 +6,7 @@ Refuses to know: weights, the cost of anything, and where tokens come from.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 # One weight per feature. A drafter's tokens and those of lookup share none, so that one model can
@@ -31,6 +31,9 @@ FEATURES = (
 N_DRAFTER = FEATURES.index("lookup")
 N_LOOKUP = len(FEATURES) - N_DRAFTER
 Features = tuple[float, ...]
+_NO_DRAFTER = (0.0,) * N_DRAFTER
+_NO_LOOKUP = (0.0,) * N_LOOKUP
+_NO_RIVAL = (0.0, 0.0, 0.0)
 
 CONFIDENCE_EDGE = 1e-3  # a head that says 0 or 1 is read as this far from it
 MARGIN_MIDDLE = 1.0  # logits; speaks neither for nor against
@@ -55,6 +58,13 @@ class Comparison:
     n_same: int
     logits: list[float]
 
+    def features(self, k: int) -> tuple[float, float, float]:
+        """same, other and rival of token k, from 0."""
+        if k >= len(self.logits):
+            return _NO_RIVAL
+        z = self.logits[k]
+        return (1.0, 0.0, z) if k < self.n_same else (0.0, 1.0, -z)
+
 
 @dataclass(slots=True)
 class DraftSignals:
@@ -77,26 +87,31 @@ class DraftSignals:
     rival: Comparison | None = None
 
 
-def features_of(signals: DraftSignals, recent: float) -> list[Features]:
-    """One row per draft token; recent: acceptance to assume where the signals know none.
+def features_of(signals: DraftSignals, recent: float) -> Iterator[Features]:
+    """One row per draft token, of its own proposer's features alone: the others would be 0.
 
-    Raises ValueError when the lists differ in length.
+    recent: acceptance to assume where the signals know none. Made one by one, since few tokens of a
+    long copy are asked for. Raises ValueError when the lists differ in length.
     """
     n_tokens = len(signals.tokens)
     confidence = _one_per_token(signals.confidence, n_tokens, "confidence")
     certainty = _one_per_token(signals.certainty or None, n_tokens, "certainty")
     recent = logit(recent if signals.recent is None else signals.recent, RECENT_EDGE)
-    rival = _rival_features(signals.rival, n_tokens)
+    rival = signals.rival
     if signals.match_len > 0:
         match = math.log1p(min(signals.match_len, MATCH_LEN_MAX)) / MATCH_UNIT
-        return [
-            (*_NO_DRAFTER, 1.0, match, _agreement_feature(odds), recent, *compared)
-            for odds, compared in zip(certainty, rival, strict=True)
-        ]
-    return [
-        (1.0, _confidence_feature(c), *_certainty_features(m), recent, *compared, *_NO_LOOKUP)
-        for c, m, compared in zip(confidence, certainty, rival, strict=True)
-    ]
+        for k, odds in enumerate(certainty):
+            agreement = min(max(odds, -AGREEMENT_MAX), AGREEMENT_MAX) if odds == odds else 0.0
+            yield (1.0, match, agreement, recent, *(rival.features(k) if rival else _NO_RIVAL))
+    else:
+        for k, (c, margin) in enumerate(zip(confidence, certainty, strict=True)):
+            own = (1.0, _confidence_feature(c), *_certainty_features(margin), recent)
+            yield (*own, *(rival.features(k) if rival else _NO_RIVAL))
+
+
+def in_all_features(signals: DraftSignals, row: Features) -> Features:
+    """A row of features_of, with those of the other proposer."""
+    return (*_NO_DRAFTER, *row) if signals.match_len > 0 else (*row, *_NO_LOOKUP)
 
 
 def n_same_tokens(one: Sequence[int], other: Sequence[int]) -> int:
@@ -111,20 +126,6 @@ def logit(p: float, edge: float) -> float:
     """Log odds of p, which is kept `edge` away from 0 and 1."""
     p = min(max(p, edge), 1.0 - edge)
     return math.log(p / (1.0 - p))
-
-
-_NO_DRAFTER = (0.0,) * N_DRAFTER
-_NO_LOOKUP = (0.0,) * N_LOOKUP
-_NO_RIVAL = (0.0, 0.0, 0.0)
-
-
-def _rival_features(rival: Comparison | None, n_tokens: int) -> list[tuple[float, float, float]]:
-    if rival is None:
-        return [_NO_RIVAL] * n_tokens
-    compared = [
-        (1.0, 0.0, z) if k < rival.n_same else (0.0, 1.0, -z) for k, z in enumerate(rival.logits)
-    ]
-    return compared + [_NO_RIVAL] * (n_tokens - len(compared))
 
 
 def _one_per_token(values: list[float] | None, n_tokens: int, name: str) -> list[float]:
@@ -145,7 +146,3 @@ def _certainty_features(margin: float) -> tuple[float, float]:
         return 0.0, 0.0
     margin = min(max(margin, 0.0), MARGIN_MAX)
     return math.log1p(margin) - LOG_MARGIN_MIDDLE, (margin - MARGIN_MIDDLE) / MARGIN_UNIT
-
-
-def _agreement_feature(odds: float) -> float:
-    return 0.0 if math.isnan(odds) else min(max(odds, -AGREEMENT_MAX), AGREEMENT_MAX)

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Literal, Protocol
 
 from .competition import Competition
-from .confidence import SurvivalModel
+from .confidence import SURVIVAL_FLOOR, SurvivalModel
 from .cost import CostTable
 from .errors import DecodeError
 from .recorder import RoundRecorder
@@ -273,7 +273,7 @@ class Speculation:
         ]
 
     def _row(self, draft: DraftSignals, room: int) -> list[float]:
-        return self._survival.survival(draft)[:room] if draft.tokens else []
+        return self._survival.survival(draft, SURVIVAL_FLOOR)[:room] if draft.tokens else []
 
     def learn(self, request: Request, position: int, token_ids: Sequence[int]) -> None:
         """Take the tokens that a request emitted from `position` on, drafted or not."""

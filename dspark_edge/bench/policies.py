@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 from ..competition import Competition
-from ..confidence import SurvivalModel
+from ..confidence import SURVIVAL_FLOOR, SurvivalModel
 from ..cost import DEPTH_STEP, CostTable
 from ..ledger import DraftLedger
 from ..signals import DraftSignals
@@ -141,7 +141,7 @@ class Learner:
 
     def survival(self, signals: DraftSignals) -> list[float]:
         """a_k of a proposal."""
-        return self._model.survival(signals) if signals.tokens else []
+        return self._model.survival(signals, SURVIVAL_FLOOR) if signals.tokens else []
 
     def record(self, offer: Offer, signals: DraftSignals) -> None:
         """Remember a proposal until the text decides it."""
