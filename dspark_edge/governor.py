@@ -108,8 +108,7 @@ class Governor:
 
     def max_batch_tokens(self, n_seq: int, n_batch: int) -> int:
         """batch_tokens that a round of n_seq sequences may use, of n_batch that fit one pass."""
-        n_draft = self._speculation.n_proposed_max
-        return min(n_batch, self._policy.max_batch_tokens(n_seq, n_draft))
+        return self._policy.max_batch_tokens(n_seq, self._speculation.n_proposed_usual, n_batch)
 
     def retry_s(self) -> int | None:
         """Whole seconds after which a refused request may come back; None: none is refused."""

@@ -70,17 +70,18 @@ class PressurePolicy:
         """How many times plain decoding's tokens per second a draft must promise; 1: no bar."""
         return self._bar.height
 
-    def max_batch_tokens(self, n_seq: int, n_draft: int) -> int:
-        """batch_tokens that a round of n_seq sequences with n_draft draft tokens each may use.
+    def max_batch_tokens(self, n_seq: int, n_draft: int, n_batch: int) -> int:
+        """batch_tokens that a round of n_seq sequences may use, of n_batch that fit one pass.
 
-        The scheduler admits by survival, so a smaller budget cuts the least certain drafts.
+        n_draft: draft tokens of each as a rule; some rounds may have more. The scheduler admits by
+        survival, so a smaller budget cuts the least certain drafts.
         """
         if "park" in self._taken:
             return n_seq
         if "shorten" in self._taken:
-            n_draft = math.floor(self.limits.batch_factor * n_seq * min(n_draft, USUAL_DRAFT))
-            return n_seq + n_draft
-        return n_seq + n_seq * n_draft
+            n_kept = math.floor(self.limits.batch_factor * n_seq * min(n_draft, USUAL_DRAFT))
+            return min(n_batch, n_seq + n_kept)
+        return n_batch
 
     def retry_s(self, now_s: float) -> int | None:
         """Whole seconds until a refused request may come back; None: none is refused."""

@@ -159,6 +159,13 @@ class Speculation:
         return max(self._n_max, self._n_lookup) if self.proposer is not None else 0
 
     @property
+    def n_proposed_usual(self) -> int:
+        """Draft tokens for one sequence as a rule: the drafter's block, or else a long copy."""
+        # Under pressure each pass must get narrower, so a copy is cut as short as half that block.
+        is_drafter = self.proposer == "drafter" and not self.released
+        return self._n_max if is_drafter else self.n_proposed_max
+
+    @property
     def acceptance_by_position(self) -> list[tuple[int, int]]:
         """(n_right, n_observed) per draft position, given that the positions before were right.
 

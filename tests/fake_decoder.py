@@ -103,6 +103,7 @@ class FakeDecoder:
 
     broken: sequences whose passes, of the kinds in broken_in, raise DecodeError; with `empties`
     such a pass empties the sequences that were in it, as happens with a recurrent target.
+    n_lookup: tokens that lookup may propose beside the drafter in mode "auto".
     refuses_rewind: a cut empties the sequence. after: called at the end of each verify. in_memory:
     which parts of the drafter are there; load_fails: none of them comes back.
     """
@@ -113,6 +114,7 @@ class FakeDecoder:
     n_seq: int = 4
     n_batch: int = 512
     n_draft: int = 4
+    n_lookup: int = 0
     pieces: dict[int, bytes] = field(default_factory=dict)
     template: str = ""
     broken: set[int] = field(default_factory=set)
@@ -168,7 +170,7 @@ class FakeDecoder:
 
     @property
     def max_verify_len(self) -> int:
-        return self.n_draft
+        return max(self.n_draft, self.n_lookup)
 
     def n_passes(self, kind: str) -> int:
         return sum(name == kind for name, _ in self.passes)
@@ -381,6 +383,7 @@ def engine_on(
         cost=cost or FixedCost(draft_ms=1.0),
         n_max=decoder.n_draft,
         verify_len=verify_len,
+        n_lookup=decoder.n_lookup,
     )
     real = cast(BlockDecoder, decoder)
     return Engine.from_loaded(

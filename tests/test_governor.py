@@ -11,7 +11,15 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from fake_decoder import FakeDecoder, FixedCost, Machine, engine_on, letters
+from fake_decoder import (
+    FakeDecoder,
+    FixedCost,
+    Machine,
+    engine_on,
+    letters,
+    repeating,
+    silent,
+)
 
 from dspark_edge import BusyError, Chunk, Engine, SamplingParams
 from dspark_edge.bench.__main__ import main as bench
@@ -109,6 +117,44 @@ def test_shortened_rounds_verify_half_the_drafts_and_parked_ones_none() -> None:
     assert [n for kind, n in decoder.passes if kind == "verify"] == [3, 3, 1]
     assert decoder.n_passes("draft") == 2
     assert engine.speculation_state == "parked: free memory 212 MB is below 300 MB"
+
+
+@pytest.mark.parametrize("n_seq", [1, 4])
+def test_shortened_rounds_verify_half_the_drafts_where_lookup_may_propose_more(n_seq: int) -> None:
+    machine, decoder, engine = slow_engine("auto", n_lookup=16)
+    assert widths_around_shortening(machine, decoder, engine, n_seq) == (5 * n_seq, 3 * n_seq)
+
+
+@pytest.mark.parametrize("n_seq", [1, 4])
+def test_shortened_rounds_cut_long_copies_as_short_as_drafts(n_seq: int) -> None:
+    machine, decoder, engine = slow_engine("auto", n_lookup=16, target=repeating(4), drafter=silent)
+    usual, shortened = widths_around_shortening(machine, decoder, engine, n_seq)
+    assert usual > 5 * n_seq
+    assert shortened == 3 * n_seq
+
+
+def test_without_its_drafter_lookup_is_cut_to_half_its_usual_length() -> None:
+    machine, decoder, engine = slow_engine(
+        "auto", n_lookup=16, target=repeating(4), draft_fails=True
+    )
+    with pytest.warns(RuntimeWarning, match="speculation with lookup alone"):
+        usual, shortened = widths_around_shortening(machine, decoder, engine, 1)
+    assert (usual, shortened) == (17, 5)
+
+
+def widths_around_shortening(
+    machine: Machine, decoder: FakeDecoder, engine: Engine, n_seq: int
+) -> tuple[int, int]:
+    """Tokens in the last pass before n_seq running replies are shortened, and in the next one."""
+    for k in range(n_seq):
+        engine.add([*PROMPT, *PROMPT, k], limit(300))
+    for _ in range(20):
+        engine.step()
+    machine.free_mb = LOW_MB
+    engine.step()
+    assert steps_of(engine) == ["shorten"]
+    usual, shortened = [n for kind, n in decoder.passes if kind == "verify"][-2:]
+    return usual, shortened
 
 
 def test_the_state_and_the_news_say_what_happened_and_why() -> None:

@@ -286,12 +286,13 @@ def test_memory_lifts_nothing_that_heat_still_needs() -> None:
 
 def test_the_budget_shrinks_to_half_the_drafts_and_to_the_anchors_when_parked() -> None:
     policy = PressurePolicy()
-    assert policy.max_batch_tokens(3, 7) == 24
+    assert policy.max_batch_tokens(3, 7, 64) == 64
     policy.observe(ram(212), 0.0)
-    assert policy.max_batch_tokens(3, 7) == 13
-    assert policy.max_batch_tokens(3, 16) == 3 + 12  # long copies are rare: half of the usual
+    assert policy.max_batch_tokens(3, 7, 64) == 13
+    assert policy.max_batch_tokens(3, 7, 12) == 12
+    assert policy.max_batch_tokens(3, 16, 64) == 3 + 12  # long copies are rare: half of the usual
     policy.observe(ram(212), 2.0)
-    assert policy.max_batch_tokens(3, 7) == 3
+    assert policy.max_batch_tokens(3, 7, 64) == 3
 
 
 def test_on_battery_drafts_must_promise_more_and_nothing_is_parked() -> None:
@@ -299,7 +300,7 @@ def test_on_battery_drafts_must_promise_more_and_nothing_is_parked() -> None:
     moved = policy.observe(Reading(on_battery=True, battery_percent=63.0), 0.0)
     assert moved == [Action("raise_bar", True, "on battery at 63 %", 1.1)]
     assert policy.bar == 1.1
-    assert policy.max_batch_tokens(1, 7) == 8
+    assert policy.max_batch_tokens(1, 7, 64) == 64
     moved = policy.observe(Reading(on_battery=True, battery_percent=19.0), 1.0)
     assert moved == [Action("raise_bar", True, "on battery at 19 %, below 20 %", 1.25)]
 
