@@ -90,7 +90,11 @@ class Replay:
         draft = replace(self.recording.drafts[position], recent=ledger.recent)
         if not self.recording.lookups:
             return [draft]
-        looked = replace(self.recording.lookups[position], recent=ledger.recent_lookup)
+        looked = replace(
+            self.recording.lookups[position],
+            recent=ledger.recent_lookup,
+            recent_copies=ledger.recent_copies,
+        )
         if self.model is None:
             return [draft, looked]
         return [self.model.against(draft, looked), self.model.against(looked, draft)]

@@ -29,12 +29,13 @@ DRAFTER_PRIOR = (0.0, 0.7, 0.5, 0.8, 0.5, 1.2, -0.8, 0.7)
 # Bias by slot, then one weight each: from fits to the same replies, at temperatures 0, 0.7 and 1.
 # What a match is worth depends on the text more than on the model.
 LOOKUP_BIASES = (-2.3, -1.8, -1.6, -1.4)
-LOOKUP_PRIOR = (3.4, 0.9, 0.1, 1.0, -0.8, 0.4)
+LOOKUP_PRIOR = (3.4, 0.9, 0.1, 0.3, 1.0, -0.8, 0.4)
 PRIOR_PRECISION = 1.0
 LOOKUP_PRECISION = 20.0  # of its prior, which is a fit
 
 RECENT_START = 0.5
 RECENT_SMOOTHING = 0.25  # per slot; about the last draft
+COPY_SMOOTHING = 0.08  # per copy of lookup; about the last dozen
 FORGETTING = 0.995  # of past precision, so that learning never comes to rest
 STEP_MAX = 0.5  # of one weight in one step: curvature vanishes where the model is sure and wrong
 LOGIT_MAX = 12.0  # keeps every probability inside (0, 1)

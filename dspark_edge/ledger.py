@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from .confidence import RECENT_SMOOTHING, RECENT_START, n_decided
+from .confidence import COPY_SMOOTHING, RECENT_SMOOTHING, RECENT_START, n_decided
 from .signals import DraftSignals, n_same_tokens
 
 
@@ -17,14 +17,16 @@ class DraftLedger:
     The emitted text does not depend on drafts, so it decides every slot of a draft, the ones never
     sent to the target included.
     recent, recent_lookup: acceptance of the last few draft tokens of the drafter, and of lookup.
+    recent_copies: mean share of right tokens of the last dozen copies of lookup.
     """
 
-    __slots__ = ("_open", "recent", "recent_lookup")
+    __slots__ = ("_open", "recent", "recent_copies", "recent_lookup")
 
     def __init__(self) -> None:
         self._open: list[tuple[int, DraftSignals, int]] = []  # position, signals, n_correct so far
         self.recent = RECENT_START
         self.recent_lookup = RECENT_START
+        self.recent_copies = RECENT_START
 
     def record(self, position: int, signals: DraftSignals) -> None:
         """Remember a draft; its token k (from 0) sits at absolute position `position` + k."""
@@ -64,10 +66,13 @@ class DraftLedger:
 
     def _remember(self, signals: DraftSignals, n_correct: int, n_seen: int) -> None:
         recent = self.recent_lookup if signals.match_len > 0 else self.recent
-        for slot in range(n_decided(n_correct, n_seen)):
+        n = n_decided(n_correct, n_seen)
+        for slot in range(n):
             recent += RECENT_SMOOTHING * ((slot < n_correct) - recent)
         if signals.match_len > 0:
             self.recent_lookup = recent
+            # One long copy fills the mean of slots; whether texts repeat themselves shows in many.
+            self.recent_copies += COPY_SMOOTHING * (n_correct / n - self.recent_copies)
         else:
             self.recent = recent
 

@@ -24,6 +24,7 @@ FEATURES = (
     "match_len",
     "agreement",  # certainty of lookup
     "recent_lookup",  # logit of this sequence's recent acceptance of lookup
+    "recent_copies",  # the same over more of it, each copy counted once
     "same_lookup",  # as above, of the drafter's token
     "other_lookup",
     "rival_lookup",
@@ -76,6 +77,7 @@ class DraftSignals:
     match_len: length in tokens of the match that a lookup draft follows; 0 for a drafter's.
     recent: this sequence's recent acceptance when the draft was made (DraftLedger.recent); None
     where the caller keeps no history per sequence: then that of all sequences counts.
+    recent_copies: of a lookup draft, DraftLedger.recent_copies then; None: recent counts again.
     rival: set where the other proposer drafted as well.
     """
 
@@ -85,6 +87,7 @@ class DraftSignals:
     match_len: int = 0
     recent: float | None = None
     rival: Comparison | None = None
+    recent_copies: float | None = None
 
 
 def features_of(signals: DraftSignals, recent: float) -> Iterator[Features]:
@@ -100,9 +103,12 @@ def features_of(signals: DraftSignals, recent: float) -> Iterator[Features]:
     rival = signals.rival
     if signals.match_len > 0:
         match = math.log1p(min(signals.match_len, MATCH_LEN_MAX)) / MATCH_UNIT
+        copies = signals.recent_copies
+        longer = recent if copies is None else logit(copies, RECENT_EDGE)
         for k, odds in enumerate(certainty):
             agreement = min(max(odds, -AGREEMENT_MAX), AGREEMENT_MAX) if odds == odds else 0.0
-            yield (1.0, match, agreement, recent, *(rival.features(k) if rival else _NO_RIVAL))
+            own = (1.0, match, agreement, recent, longer)
+            yield (*own, *(rival.features(k) if rival else _NO_RIVAL))
     else:
         for k, (c, margin) in enumerate(zip(confidence, certainty, strict=True)):
             own = (1.0, _confidence_feature(c), *_certainty_features(margin), recent)

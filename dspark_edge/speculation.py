@@ -358,9 +358,15 @@ class Speculation:
                 raise ValueError("a request without a lookup index cannot be looked up")
             request.lookup.extend(request.tokens[len(request.lookup) :])
             found = request.lookup.propose(self._n_lookup)
-            recent = request.ledger.recent_lookup
             signals.append(
-                DraftSignals(found.tokens, None, found.agreement, found.match_len, recent)
+                DraftSignals(
+                    found.tokens,
+                    None,
+                    found.agreement,
+                    found.match_len,
+                    recent=request.ledger.recent_lookup,
+                    recent_copies=request.ledger.recent_copies,
+                )
             )
         return signals
 

@@ -64,6 +64,13 @@ def test_a_replay_knows_no_more_than_the_request_did() -> None:
     assert [signals.recent for (signals,), _ in Replay(recording)] == [0.5, 0.625, 0.46875]
 
 
+def test_a_replay_tells_lookup_how_its_last_copies_went() -> None:
+    copy = DraftSignals([5], None, [0.0], match_len=2)
+    recording = Recording(0.0, [5, 6, 7], [draft(5), draft(6), draft(7)], lookups=[copy] * 3)
+    known = [looked.recent_copies for (_, looked), _ in Replay(recording)]
+    assert known == pytest.approx([0.5, 0.54, 0.54 * 0.92])
+
+
 # ---------------------------------------------------------------- measures
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import random
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -194,6 +195,29 @@ def test_lookup_and_drafter_have_histories_of_their_own() -> None:
     ledger.resolve(0, [2])
     assert ledger.recent == 0.375
     assert ledger.recent_lookup == 0.625
+
+
+def test_a_long_copy_counts_once_among_the_last_copies() -> None:
+    ledger = DraftLedger()
+    for position, right in ((0, True), (16, False)):
+        text = list(range(16)) if right else [-1]
+        ledger.record(position, DraftSignals(list(range(16)), None, [], match_len=5))
+        ledger.resolve(position, text)
+    assert ledger.recent_lookup == pytest.approx((1 - 0.5 * 0.75**16) * 0.75)
+    assert ledger.recent_copies == pytest.approx((0.5 + 0.08 * 0.5) * 0.92)
+
+
+def test_a_copy_is_judged_by_many_before_it_and_where_they_are_not_told_by_the_last_tokens() -> (
+    None
+):
+    model = SurvivalModel(1)
+    weights = [float(name == "recent_copies") for name in FEATURES]
+    model.set_slot(0, weights, prior_precision())
+    looked = DraftSignals([7], None, [0.0], match_len=3, recent=0.2)
+    (by_copies,) = model.survival(replace(looked, recent_copies=0.9))
+    (by_tokens,) = model.survival(looked)
+    assert by_copies == pytest.approx(0.9)
+    assert by_tokens == pytest.approx(0.2)
 
 
 def test_what_a_drafter_teaches_leaves_the_trust_in_lookup_alone() -> None:

@@ -369,6 +369,14 @@ def test_the_drafter_and_lookup_are_compared_before_either_is_taken() -> None:
     assert looked.rival.n_same == drafted.rival.n_same == n_same
 
 
+def test_lookup_is_told_how_the_last_copies_of_its_request_went() -> None:
+    request = request_of([3, 4, 5, 6, 3, 4])
+    request.ledger.recent_lookup, request.ledger.recent_copies = 0.25, 0.75
+    speculation = speculation_on(FakeDecoder(n_draft=3), "auto", "lookup")
+    (looked,) = speculation._look_up([request])
+    assert (looked.recent, looked.recent_copies) == (0.25, 0.75)
+
+
 def test_what_is_verified_nowhere_is_proposed_by_lookup_too_for_the_record() -> None:
     request = request_of([1, 2, 3, 4, 5, 1, 2])
     decoder = decoder_of([request], FakeDecoder(n_draft=2))

@@ -136,8 +136,11 @@ class Learner:
         if proposal is None:
             return NOTHING
         ledger = self._ledger(offer)
-        recent = ledger.recent_lookup if proposer == "lookup" else ledger.recent
-        return replace(proposal.signals, recent=recent)
+        if proposer == "lookup":
+            return replace(
+                proposal.signals, recent=ledger.recent_lookup, recent_copies=ledger.recent_copies
+            )
+        return replace(proposal.signals, recent=ledger.recent)
 
     def survival(self, signals: DraftSignals) -> list[float]:
         """a_k of a proposal."""
