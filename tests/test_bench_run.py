@@ -24,7 +24,7 @@ from dspark_edge.bench.measure import GroupRun, Round, run_group
 from dspark_edge.bench.modes import parse_modes
 from dspark_edge.bench.prompt_sets import in_groups, load_prompt_set
 from dspark_edge.bench.ratios import named_ratios, rows
-from dspark_edge.bench.summary import Key, pair_ratios
+from dspark_edge.bench.summary import Key, pair_ratios, row
 from dspark_edge.sequence import Stats
 
 ROW_KEYS = {
@@ -234,6 +234,15 @@ def test_a_report_becomes_a_markdown_table(
     ]
 
 
+def test_a_run_too_short_to_be_clocked_says_so(bench: Bench, prompts: Path) -> None:
+    arguments = ["--modes", "plain", "--repeats", "1", "--sequences", "2", "--max-tokens", "2"]
+    _, report, err = bench("--prompts", str(prompts), *arguments)
+    said = "mine, 2 sequences, plain: a reply ended before all had begun"
+    assert said in err
+    assert any(said in notice for notice in report["notices"])
+    assert report["modes"][0]["decode_tps"] is None
+
+
 def test_copies_of_one_prompt_side_by_side_are_told(bench: Bench, prompts: Path) -> None:
     """Nobody has the same conversation twice at a time: such a row flatters lookup and caches."""
     arguments = ["--prompts", str(prompts), "--modes", "plain", "--repeats", "1"]
@@ -389,6 +398,16 @@ def test_ratios_are_taken_pair_by_pair() -> None:
     assert line["ratio_quartiles"] == [0.75, 1.5]
     assert line["decode_tps"] == 5.0
     assert line["own_ms_per_round"] == pytest.approx(1.0)
+
+
+def test_a_run_that_was_not_clocked_has_no_speed_instead_of_none_at_all() -> None:
+    key = Key(8, "chat", "auto")
+    unclocked, clocked = [ran(0, 0.0)], [ran(20, 1.0)]
+    unclocked[0].rounds.clear()
+    assert row(key, [unclocked], [clocked])["decode_tps"] is None
+    assert row(key, [unclocked], [clocked])["ratio_to_plain"] is None
+    both = row(key, [unclocked, clocked], [clocked, clocked])
+    assert (both["decode_tps"], both["ratio_by_repeat"]) == (20.0, [1.0])
 
 
 def test_without_plain_there_is_no_ratio() -> None:

@@ -132,6 +132,8 @@ class Bench:
                     params = [self._plan.params(i, self._plan.max_tokens) for i in group]
                     result = run_group(each.engine, ids, params, self._meter)
                     self.runs[key][-1].append(result)
+                    if not result.rounds:
+                        self._say_unclocked(key)
                     for index, reply in enumerate(result.replies):
                         place, prompt = number * n_seq + index, group[index]
                         lead = partial(draw_lead, opened[0].engine, ids[index], params[index])
@@ -139,6 +141,15 @@ class Bench:
                         if found is not None:
                             say(str(found))
                     advance()
+
+    def _say_unclocked(self, key: Key) -> None:
+        notice = (
+            f"{key.prompts}, {key.sequences} sequences, {key.mode}: a reply ended before all had "
+            f"begun, so no speed was clocked; raise --max-tokens from {self._plan.max_tokens}"
+        )
+        if notice not in self._notices:
+            self._notices[notice] = None
+            say(notice)
 
     def report(self) -> dict[str, Any]:
         """Everything but memory and named ratios."""

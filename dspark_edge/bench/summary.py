@@ -37,7 +37,7 @@ def decode_tps(runs: Sequence[GroupRun]) -> float:
 def pair_ratios(one: Repeats, other: Repeats) -> list[float]:
     """Speed of one over speed of the other, repeat by repeat."""
     pairs = [(decode_tps(a), decode_tps(b)) for a, b in zip(one, other, strict=True)]
-    return [a / b for a, b in pairs if b > 0.0]
+    return [a / b for a, b in pairs if a > 0.0 and b > 0.0]  # 0: no clock ran
 
 
 def spread(values: Sequence[float]) -> dict[str, Any]:
@@ -57,7 +57,7 @@ def row(key: Key, repeats: Repeats, plain: Repeats | None) -> dict[str, Any]:
     runs = [run for repeat in repeats for run in repeat]
     stats = [each for run in runs for each in run.stats]
     n_rounds = sum(each.n_rounds for each in stats)
-    speeds = spread([decode_tps(repeat) for repeat in repeats])
+    speeds = spread([tps for tps in map(decode_tps, repeats) if tps > 0.0])
     ratios = spread([] if plain is None else pair_ratios(repeats, plain))
     return {
         "mode": key.mode,
