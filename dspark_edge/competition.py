@@ -180,6 +180,7 @@ class Competition:
         now, self._round = self._round, None
         if now is None:
             raise ValueError("no round has begun; ask whom to draft for first")
+        before = self._without(now)
         if lookup:
             rows = list(now.lookup)
             for r, row in lookup.items():
@@ -198,7 +199,7 @@ class Competition:
             if row and (not rows[r] or worth >= rival):
                 takes_draft[r], rows[r] = True, row
         plan = self._weigh(rows, now, draft_s=self._costs.draft_s(len(drafts)))
-        gain = plan.tps / (self.bar * without.tps)
+        gain = plan.tps / (self.bar * before.tps)  # what a draft tells of lookup is its gain too
         self._observe(drafts, gain, plan.expected_s, now)
         return Choice(plan, takes_draft, [plain, without, plan])
 
