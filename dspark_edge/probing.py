@@ -17,6 +17,7 @@ PROBE_COST = 0.005  # share of plain decoding that probes may cost while parked
 PROBE_EVERY = 32  # rounds; at least
 PROBE_EVERY_MAX = 512  # rounds, unless a draft alone is so dear: an injection must not wedge it
 PROBE_SMOOTHING = 0.5
+PRICE_ROUNDS = 16  # the cost of passes moves slowly
 PROBE_DRAFTS = 2  # in a row: the injection before the first costs as much as several drafts
 NEWCOMER_ROUNDS = 4  # that a new request decodes before it is probed: its first token never waits
 
@@ -75,11 +76,13 @@ class Probes:
 class ProbePrice:
     """What probes cost here, and so how often they may be. Times in seconds."""
 
-    __slots__ = ("_costs", "_first_s")
+    __slots__ = ("_costs", "_every", "_first_s", "_n_asked")
 
     def __init__(self, costs: Costs) -> None:
         self._costs = costs
         self._first_s = 0.0  # of a draft of one sequence, with the injection before it
+        self._every: dict[tuple[int, int], int] = {}
+        self._n_asked = 0
 
     def observe(self, draft_s: float, n_seq: int, n_drafts: int) -> None:
         """Take a draft of n_drafts sequences, of n_seq that run, that began with an injection."""
@@ -90,9 +93,22 @@ class ProbePrice:
         # One slow moment must not count whole: it would be long before probes correct it.
         most_s = min(most_s, OUTLIER_RATIO * self._first_s)
         self._first_s += PROBE_SMOOTHING * (min(first_s, most_s) - self._first_s)
+        self._every.clear()
 
     def every(self, n_seq: int, n_drafts: int) -> int:
-        """Rounds between probes of n_drafts in a row, so that they cost at most PROBE_COST."""
+        """Rounds between probes of n_drafts in a row, so that they cost at most PROBE_COST.
+
+        Every round asks, and this code runs cold: the answer counts for PRICE_ROUNDS.
+        """
+        self._n_asked += 1
+        if self._n_asked % PRICE_ROUNDS == 0:
+            self._every.clear()
+        place = (n_seq, n_drafts)
+        if place not in self._every:
+            self._every[place] = self._rounds_between(n_seq, n_drafts)
+        return self._every[place]
+
+    def _rounds_between(self, n_seq: int, n_drafts: int) -> int:
         paid_s, draft_s = self._paid_s(n_seq), self._costs.draft_s(1)
         first_s = max(min(self._first_s, PROBE_EVERY_MAX * paid_s), draft_s)
         probe_s = first_s + (n_drafts - 1) * draft_s

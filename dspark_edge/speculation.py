@@ -24,6 +24,7 @@ Mode = Literal["auto", "always", "off"]
 Proposer = Literal["drafter", "lookup"]
 
 SETTLE_AT = 24  # observations, three or four a round, that wait to be learnt from together
+OBSERVE_S = 0.03  # of equal passes, for each one that corrects the cost table: short ones are many
 SILENT_ROUNDS = 50  # drafted rounds without one proposed token, before that is said
 NOTHING = DraftSignals(tokens=[], confidence=None, certainty=[])
 
@@ -53,6 +54,7 @@ class Speculation:
         "_cost",
         "_draft_s",
         "_drafter",
+        "_heard_tokens",
         "_later",
         "_loaded_mode",
         "_lost_reason",
@@ -62,6 +64,7 @@ class Speculation:
         "_n_silent",
         "_off_reason",
         "_survival",
+        "_unheard_s",
         "_verify_len",
         "held",
         "mode",
@@ -112,6 +115,8 @@ class Speculation:
         self._n_silent = 0
         self._n_rounds = 0
         self._draft_s = 0.0  # of this round
+        self._heard_tokens = 0  # batch_tokens of the last pass that the cost table was told of
+        self._unheard_s = 0.0  # of passes like it since then
         self._later: list[tuple[Callable[..., None], tuple[Any, ...]]] = []
 
     @property
@@ -304,10 +309,13 @@ class Speculation:
         if self.proposer is not None:
             # What is left of verify_s, the draws, costs the same for each token emitted, drafted or
             # not: it favours no plan, and is no load of the machine.
-            self._later.append((self._cost.observe_verify, (batch_tokens, depth, pass_s)))
-            if self._n_rounds > 0:  # the first one indexes the prompt, and prepares what stays
-                other_s = max(round_s - self._draft_s - verify_s, 0.0)  # differences round off
-                self._later.append((self._cost.observe_other, (other_s,)))
+            self._unheard_s += pass_s
+            if batch_tokens != self._heard_tokens or self._unheard_s >= OBSERVE_S:
+                self._heard_tokens, self._unheard_s = batch_tokens, 0.0
+                self._later.append((self._cost.observe_verify, (batch_tokens, depth, pass_s)))
+                if self._n_rounds > 0:  # the first one indexes the prompt, and prepares what stays
+                    other_s = max(round_s - self._draft_s - verify_s, 0.0)  # differences round off
+                    self._later.append((self._cost.observe_other, (other_s,)))
             self._n_rounds += 1
             if len(self._later) >= min(SETTLE_AT, self._n_rounds):  # at once in the beginning
                 self._settle()

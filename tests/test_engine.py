@@ -971,6 +971,7 @@ def test_each_second_of_a_round_is_counted_once(
     decoder.after = lambda: spend(0.010, in_llama=True)
     for module in (rounds, speculation):
         monkeypatch.setattr(module, "time", SimpleNamespace(perf_counter=lambda: now_s))
+    monkeypatch.setattr(speculation, "OBSERVE_S", 0.0)
     engine = engine_on(decoder, cost=Seen(draft_ms=1.0))
     engine._intake.token_bytes = text_of_token  # type: ignore[assignment]
     engine.trace_to(tmp_path / "trace.jsonl")

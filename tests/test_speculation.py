@@ -429,6 +429,29 @@ def test_times_are_taken_only_while_something_speculates() -> None:
     assert (cost.verify_s(1, 0), cost.other_s) == (0.25, 0.25)
 
 
+def test_of_equal_short_passes_only_some_correct_the_cost_table() -> None:
+    heard: list[tuple[int, float]] = []
+
+    class Heard(FixedCost):
+        def observe_verify(self, batch_tokens: int, depth: int, seconds: float) -> None:
+            heard.append((batch_tokens, seconds))
+
+    cost = Heard(verify_ms=(10, 15), draft_ms=5)
+    speculation = speculation_on(FakeDecoder(), cost=cost)
+    for n, pass_s in [(1, 0.010)] * 7 + [(2, 0.015), (1, 0.010), (1, 0.010), (1, 0.100)]:
+        speculation.observe_round(n, 0, round_s=pass_s, verify_s=pass_s, pass_s=pass_s)
+    speculation._settle()
+    # The first, one in 30 ms of its like, and whatever is not like the one before.
+    assert heard == [
+        (1, 0.010),
+        (1, 0.010),
+        (1, 0.010),
+        (2, 0.015),
+        (1, 0.010),
+        (1, 0.100),
+    ]
+
+
 def test_the_own_time_of_the_first_round_is_not_that_of_a_round() -> None:
     """It holds the lookup index of the whole prompt, and what is made once."""
     cost = CostTable()
