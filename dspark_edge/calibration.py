@@ -228,12 +228,15 @@ def save_calibration(drafter: Path, calibration: Calibration) -> Path:
     raise OSError(f"calibration of {drafter} can be written neither beside it nor into the cache")
 
 
-def load_calibration(drafter: Path, *, n_slots: int | None = None) -> Calibration | None:
+def load_calibration(
+    drafter: Path, *, n_slots: int | None = None, notices: list[str] | None = None
+) -> Calibration | None:
     """The newest fit made for exactly this drafter, as the start of online learning.
 
-    None when there is none or all are unreadable, corrupt or another drafter's; never raises.
-    n_slots: longest draft where that is not the fit's.
+    None when there is none or all are unreadable, corrupt or another drafter's, which is added to
+    `notices`; never raises. n_slots: longest draft where that is not the fit's.
     """
+    told: list[str] = []
     try:
         key = fingerprint(drafter)
     except OSError:
@@ -244,8 +247,16 @@ def load_calibration(drafter: Path, *, n_slots: int | None = None) -> Calibratio
             saved = json.loads(path.read_text(encoding="utf-8"))
             if isinstance(saved, dict) and saved.get("drafter") == key:
                 return calibration_of(saved, n_slots=n_slots)
-        except (OSError, ValueError, RecursionError):  # ValueError: bad JSON, UTF-8 or weights
+            told.append(f"{path} is not of this drafter")
+        except FileNotFoundError:
             continue
+        except (OSError, ValueError, RecursionError) as error:  # bad JSON, UTF-8 or weights
+            told.append(f"{path} cannot be used ({error})")
+    if notices is not None:
+        notices += [
+            f"calibration {each}; the drafter starts on trial, bench calibrate makes a new one"
+            for each in told
+        ]
     return None
 
 

@@ -15,6 +15,7 @@ from .probing import PROBE_DRAFTS, BlockHistory, ProbePrice, Probes, Row
 from .scheduler import Costs, RoundPlan, choose_lengths
 from .worth import Worth
 
+SETTLED_ROUNDS = 16  # with as many sequences, before those that missed drafts get them again
 MIN_GAIN = 1.05  # that verifying drafts must promise, over verifying none
 
 
@@ -68,8 +69,9 @@ class Competition:
         "_current",
         "_has_drafter",
         "_history",
-        "_is_after_gap",
         "_is_probing",
+        "_n_alike",
+        "_n_behind",
         "_n_rounds",
         "_n_seq",
         "_parkings",
@@ -94,7 +96,8 @@ class Competition:
         self._probes = Probes()
         self._probe_price = ProbePrice(costs)
         self._is_probing = False
-        self._is_after_gap = False
+        self._n_alike = 0  # rounds with as many sequences before this one
+        self._n_behind = 0  # sequences for which a draft of this round begins with an injection
         self._n_seq = 1
         self._n_rounds = 0
         self._round: _Round | None = None
@@ -113,7 +116,7 @@ class Competition:
     @property
     def is_probe(self) -> bool:
         """Whether the draft of this round first injects what came while a sequence had none."""
-        return self._is_after_gap
+        return self._n_behind > 0
 
     def wants(
         self,
@@ -129,8 +132,9 @@ class Competition:
         keys: names of the sequences. depth: tokens in the deepest cache. Where neither proposes
         anything there is nothing to choose: the next round may begin.
         """
-        n_seq = self._n_seq = len(keys)
-        self._is_after_gap = False
+        n_seq = len(keys)
+        self._n_alike = self._n_alike + 1 if n_seq == self._n_seq else 0
+        self._n_seq, self._n_behind = n_seq, 0
         self._round = _Round(keys, lookup, _Times(self._costs, depth), max_batch_tokens)
         if not self._has_drafter or not may_draft or max_batch_tokens <= n_seq:
             return []
@@ -138,20 +142,24 @@ class Competition:
         self._n_rounds += 1
         worths = [self._worth.setdefault(key, Worth()) for key in keys]
         for worth in worths:
-            worth.n_rounds += 1
+            worth.pass_round()
         self._is_probing = parking.state == "parked"
         if self._is_probing:  # one sequence tells enough, and each in turn
             self._probes.every = self._probe_price.every(n_seq, PROBE_DRAFTS)
             newcomer = next((r for r, worth in enumerate(worths) if worth.is_unknown), None)
             probed = self._probes.wants(keys, newcomer)
-            self._is_after_gap = probed is not None and self._probes.is_first
+            self._n_behind = int(probed is not None and self._probes.is_first)
             return [] if probed is None else [probed]
         wanted = self._worth_drafting(self._round)
         left_out = [r for r in range(n_seq) if r not in wanted]
         period, phase = divmod(self._n_rounds, self._probe_price.every(n_seq, 1))
-        self._is_after_gap = phase == 0 and bool(left_out)
-        if self._is_after_gap:
+        if phase == 0 and left_out:
             wanted = sorted([*wanted, left_out[period % len(left_out)]])
+        elif self._n_alike < SETTLED_ROUNDS:
+            # Where requests come and go, the state may differ with each: injecting what the others
+            # have missed would cost more than the few rounds until the next change can win.
+            wanted = [r for r in wanted if not worths[r].is_behind]
+        self._n_behind = sum(worths[r].is_behind for r in wanted)
         return wanted
 
     def _worth_drafting(self, now: _Round) -> list[int]:
@@ -214,7 +222,7 @@ class Competition:
 
     def observe_probe(self, draft_s: float, n_drafts: int = 1) -> None:
         """Take the seconds of a draft that began with an injection, for so many sequences."""
-        self._probe_price.observe(draft_s, self._n_seq, n_drafts)
+        self._probe_price.observe(draft_s, self._n_seq, n_drafts, self._n_behind)
 
     def lose_drafter(self) -> None:
         """There is no drafter any more: nothing is drafted from the next round on."""

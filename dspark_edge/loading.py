@@ -286,4 +286,6 @@ def _device_name(n_threads: int, n_gpu_layers: int) -> str:
 def _calibration(choice: Choice) -> Calibration | None:
     if choice.drafter is None:
         return None
-    return load_calibration(choice.drafter, n_slots=max(choice.n_max, choice.n_lookup))
+    return load_calibration(
+        choice.drafter, n_slots=max(choice.n_max, choice.n_lookup), notices=choice.notices
+    )

@@ -84,9 +84,12 @@ class ProbePrice:
         self._every: dict[tuple[int, int], int] = {}
         self._n_asked = 0
 
-    def observe(self, draft_s: float, n_seq: int, n_drafts: int) -> None:
-        """Take a draft of n_drafts sequences, of n_seq that run, that began with an injection."""
-        first_s = max(draft_s - self._costs.draft_s(n_drafts) + self._costs.draft_s(1), 0.0)
+    def observe(self, draft_s: float, n_seq: int, n_drafts: int, n_behind: int) -> None:
+        """Take a draft of n_drafts sequences, of n_seq that run, that began with an injection for
+        n_behind of them.
+        """
+        injection_s = max(draft_s - self._costs.draft_s(n_drafts), 0.0) / max(n_behind, 1)
+        first_s = injection_s + self._costs.draft_s(1)
         most_s = PROBE_EVERY_MAX * self._paid_s(n_seq)
         if self._first_s == 0.0:
             self._first_s = min(first_s, most_s)

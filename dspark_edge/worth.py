@@ -11,6 +11,7 @@ from .probing import NEWCOMER_ROUNDS
 
 WORTH_SMOOTHING = 1 / 8
 WORTH_DRAFTS = 6  # of a sequence, before it is parked on its own
+BEHIND_ROUNDS = 8  # without a draft
 RESUME_MARGIN = 1.2  # over the price, for a sequence that was parked on its own
 
 
@@ -21,6 +22,7 @@ class Worth:
     mean: float = 0.0
     n_drafts: int = 0
     n_rounds: int = 0
+    n_idle: int = 0  # rounds since the last one with a draft
     is_parked: bool = False
 
     @property
@@ -28,8 +30,19 @@ class Worth:
         """Whether its sequence has decoded for a while and was never drafted for."""
         return self.n_drafts == 0 and self.n_rounds > NEWCOMER_ROUNDS
 
+    @property
+    def is_behind(self) -> bool:
+        """Whether a draft would first inject what came meanwhile."""
+        return self.n_idle > BEHIND_ROUNDS
+
+    def pass_round(self) -> None:
+        """One more round begins."""
+        self.n_rounds += 1
+        self.n_idle += 1
+
     def observe(self, worth: float) -> None:
         self.n_drafts += 1
+        self.n_idle = 0
         self.mean += max(WORTH_SMOOTHING, 1.0 / self.n_drafts) * (worth - self.mean)
 
     def pays(self, price: float) -> bool:

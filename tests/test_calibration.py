@@ -350,6 +350,23 @@ def test_a_calibration_for_fewer_slots_is_stretched(drafter: Path) -> None:
     assert loaded.survival.n_slots == 8
 
 
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [("{", "cannot be used (Expecting"), ('{"drafter": "another"}', "is not of this drafter")],
+)
+def test_a_calibration_that_cannot_be_used_is_told(drafter: Path, content: str, said: str) -> None:
+    notices: list[str] = []
+    assert load_calibration(drafter, notices=notices) is None
+    assert notices == []
+    path = drafter.with_name(f"{drafter.stem}.calibration.json")
+    path.write_text(content, encoding="utf-8")
+    assert load_calibration(drafter, notices=notices) is None
+    assert len(notices) == 1
+    assert str(path) in notices[0]
+    assert said in notices[0]
+    assert "bench calibrate makes a new one" in notices[0]
+
+
 @pytest.mark.parametrize("text", [b"", b"{", b"[]", b"null", b"\xff\xfe", b"[" * 100_000])
 def test_a_corrupt_calibration_is_ignored(drafter: Path, text: bytes) -> None:
     save_calibration(drafter, a_calibration()).write_bytes(text)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from dspark_edge.competition import Competition
+from dspark_edge.competition import SETTLED_ROUNDS, Competition
 from dspark_edge.parking import Parking
 from dspark_edge.probing import NEWCOMER_ROUNDS, PROBE_DRAFTS
 from dspark_edge.worth import WORTH_DRAFTS
@@ -226,6 +226,30 @@ def test_a_poor_request_after_good_ones_is_parked_on_its_own_account() -> None:
     assert drafted[0]
     assert sum(drafted) < 60
     assert all(answer(competition, "good again", SURE, 60))
+
+
+def test_where_requests_come_and_go_what_was_missed_is_not_injected_for_a_few_rounds() -> None:
+    """Catching up at every change would cost more than the rounds until the next can win."""
+    competition = Competition(FLAT)
+    keys = ["a", "b", "c"]
+
+    def drafted(n_rounds: int) -> list[int]:
+        counts = []
+        for _ in range(n_rounds):
+            wanted = competition.wants(keys, [()] * len(keys), depth=100, max_batch_tokens=512)
+            counts.append(len(wanted))
+            competition.choose(dict.fromkeys(wanted, SURE))
+        return counts
+
+    assert drafted(5) == [3] * 5
+    for worth in competition._worth.values():
+        worth.n_idle = 100  # as after a while in which nobody was drafted for
+    keys.append("d")
+    assert drafted(SETTLED_ROUNDS) == [1] * SETTLED_ROUNDS  # the new one missed nothing
+    assert drafted(1) == [4]
+    assert competition.is_probe  # the injection is not taken for the cost of a draft
+    assert drafted(1) == [4]
+    assert not competition.is_probe
 
 
 def probed_in(competition: Competition, n_rounds: int, probe_s: float) -> list[int]:
