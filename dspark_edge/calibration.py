@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -87,14 +87,10 @@ class Replay:
             yield offered, [Decided(*each, recording=self.recording) for each in decided]
 
     def _offered(self, position: int, ledger: DraftLedger) -> list[DraftSignals]:
-        draft = replace(self.recording.drafts[position], recent=ledger.recent)
+        draft = ledger.known(self.recording.drafts[position])
         if not self.recording.lookups:
             return [draft]
-        looked = replace(
-            self.recording.lookups[position],
-            recent=ledger.recent_lookup,
-            recent_copies=ledger.recent_copies,
-        )
+        looked = ledger.known(self.recording.lookups[position])
         if self.model is None:
             return [draft, looked]
         return [self.model.against(draft, looked), self.model.against(looked, draft)]

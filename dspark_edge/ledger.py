@@ -6,6 +6,7 @@ Refuses to know: models, caches, and what is learnt from it.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from .confidence import COPY_SMOOTHING, RECENT_SMOOTHING, RECENT_START, n_decided
 from .signals import DraftSignals, n_same_tokens
@@ -27,6 +28,12 @@ class DraftLedger:
         self.recent = RECENT_START
         self.recent_lookup = RECENT_START
         self.recent_copies = RECENT_START
+
+    def known(self, signals: DraftSignals) -> DraftSignals:
+        """A new draft's signals, with the acceptance of its sequence so far."""
+        if signals.match_len > 0:
+            return replace(signals, recent=self.recent_lookup, recent_copies=self.recent_copies)
+        return replace(signals, recent=self.recent)
 
     def record(self, position: int, signals: DraftSignals) -> None:
         """Remember a draft; its token k (from 0) sits at absolute position `position` + k."""

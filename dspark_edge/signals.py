@@ -90,6 +90,9 @@ class DraftSignals:
     recent_copies: float | None = None
 
 
+NOTHING = DraftSignals(tokens=[], confidence=None, certainty=[])
+
+
 def features_of(signals: DraftSignals, recent: float) -> Iterator[Features]:
     """One row per draft token, of its own proposer's features alone: the others would be 0.
 

@@ -18,7 +18,7 @@ from .cost import CostTable
 from .errors import DecodeError
 from .recorder import RoundRecorder
 from .sequence import Request
-from .signals import DraftSignals
+from .signals import NOTHING, DraftSignals
 
 Mode = Literal["auto", "always", "off"]
 Proposer = Literal["drafter", "lookup"]
@@ -26,7 +26,6 @@ Proposer = Literal["drafter", "lookup"]
 SETTLE_AT = 24  # observations, three or four a round, that wait to be learnt from together
 OBSERVE_S = 0.03  # of equal passes, for each one that corrects the cost table: short ones are many
 SILENT_ROUNDS = 50  # drafted rounds without one proposed token, before that is said
-NOTHING = DraftSignals(tokens=[], confidence=None, certainty=[])
 
 
 class Drafts(Protocol):

@@ -8,17 +8,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Protocol
 
 from ..competition import Competition
 from ..confidence import SURVIVAL_FLOOR, SurvivalModel
 from ..cost import DEPTH_STEP, CostTable
 from ..ledger import DraftLedger
-from ..signals import DraftSignals
+from ..signals import NOTHING, DraftSignals
 from .recorded import Proposal
 
-NOTHING = DraftSignals(tokens=[], confidence=None, certainty=[])
 INJECTION_DRAFTS = 8.0  # 11 ms for 64 tokens, where a draft of SmolLM2's drafter takes 1.3 ms
 
 
@@ -135,12 +134,7 @@ class Learner:
         proposal = offer.proposals.get(proposer)
         if proposal is None:
             return NOTHING
-        ledger = self._ledger(offer)
-        if proposer == "lookup":
-            return replace(
-                proposal.signals, recent=ledger.recent_lookup, recent_copies=ledger.recent_copies
-            )
-        return replace(proposal.signals, recent=ledger.recent)
+        return self._ledger(offer).known(proposal.signals)
 
     def survival(self, signals: DraftSignals) -> list[float]:
         """a_k of a proposal."""
