@@ -25,7 +25,7 @@ from .confidence import (
 )
 from .files import fingerprint, write_atomically
 from .ledger import DraftLedger
-from .signals import FEATURES, N_DRAFTER, N_LOOKUP, DraftSignals, in_all_features
+from .signals import DRAFTED, FEATURES, N_DRAFTER, DraftSignals, in_all_features
 
 Array = npt.NDArray[np.float64]
 
@@ -35,7 +35,8 @@ PRIOR_ROWS = 4.0  # weight of the prior, and ...
 SHARED_ROWS = 20.0  # ... of the fit of all slots on each slot, in precision per weight
 N_TYPICAL = 256
 PRECISION_MAX = 100.0  # trust in a fit, however large: other texts differ, most of all in ...
-_MOST_TRUST = [PRECISION_MAX] * N_DRAFTER + [LOOKUP_PRECISION] * N_LOOKUP  # ... what repeats
+# ... what repeats
+_MOST_TRUST = [PRECISION_MAX] * N_DRAFTER + [LOOKUP_PRECISION] * (len(FEATURES) - N_DRAFTER)
 
 
 @dataclass(slots=True)
@@ -203,7 +204,7 @@ class Calibration:
 
 def typical_rows(model: SurvivalModel, recordings: Sequence[Recording]) -> list[list[float]]:
     """Survival of up to N_TYPICAL blocks of the drafter, evenly spread over the recordings."""
-    blocks = [b for b in decided_blocks(recordings, model) if b.signals.match_len == 0]
+    blocks = [b for b in decided_blocks(recordings, model) if b.signals.kind == DRAFTED]
     n = min(N_TYPICAL, len(blocks))
     chosen = (blocks[i * len(blocks) // n] for i in range(n))
     return [[round(a, 4) for a in model.survival(block.signals)] for block in chosen]

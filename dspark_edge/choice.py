@@ -6,7 +6,7 @@ memory.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from ._core import DrafterFile
@@ -24,7 +24,8 @@ LONG_LOOKUP_LEN = 16  # ... in mode "auto", which verifies that many only where 
 class Choice:
     """reason: why nothing speculates. n_max: draft tokens of the proposer at most.
 
-    n_lookup: draft tokens of a lookup at most, in mode "auto".
+    n_lookup: draft tokens of a lookup at most, in mode "auto". fits: the drafter whose calibration
+    and lookup cache are used: the one that drafts, or the one that would belong to the target.
     """
 
     proposer: Proposer | None
@@ -33,6 +34,11 @@ class Choice:
     n_max: int = 0
     n_lookup: int = LOOKUP_LEN
     notices: list[str] = field(default_factory=list)
+    fits: Path | None = None
+
+    def without_drafter(self, notice: str) -> Choice:
+        """Lookup alone instead, as it would have run beside the drafter; notice: why."""
+        return replace(lookup(notice, n_lookup=self.n_lookup), fits=self.fits)
 
     def n_verified(self, mode: Mode) -> int:
         """Draft tokens per sequence at most: in mode "auto" lookup goes on beside a drafter."""
@@ -46,6 +52,9 @@ def choose(path: Path | None, drafter: str | Path | None, mode: Mode) -> Choice:
     """
     choice = _choose(path, drafter, mode)
     choice.n_lookup = lookup_len(path)
+    choice.fits = choice.drafter
+    if choice.proposer == "lookup" and path is not None:
+        choice.fits = find_drafter(path)
     return choice
 
 

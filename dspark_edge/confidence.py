@@ -10,11 +10,13 @@ import math
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import chain
 from operator import mul
 
 from .signals import (
+    DRAFTED,
     FEATURES,
-    N_DRAFTER,
+    KINDS,
     RIVAL_MAX,
     Comparison,
     DraftSignals,
@@ -29,9 +31,11 @@ DRAFTER_PRIOR = (0.0, 0.7, 0.5, 0.8, 0.5, 1.2, -0.8, 0.7)
 # Bias by slot, then one weight each: from fits to the same replies, at temperatures 0, 0.7 and 1.
 # What a match is worth depends on the text more than on the model.
 LOOKUP_BIASES = (-2.3, -1.8, -1.6, -1.4)
-LOOKUP_PRIOR = (3.4, 0.9, 0.1, 0.3, 1.0, -0.8, 0.4)
+LOOKUP_PRIOR = (3.4, 0.9, 0.1, 0.3, 1.0, -0.8, 0.4, 0.5, 0.2)
+CACHED_BIASES = (-2.0, -2.0, -1.9, -1.8)
+CACHED_PRIOR = (0.5, 0.7, 0.1, 0.5, 1.0, -0.8, 0.4, 0.9, 1.0)
 PRIOR_PRECISION = 1.0
-LOOKUP_PRECISION = 20.0  # of its prior, which is a fit
+LOOKUP_PRECISION = 20.0  # of their priors, which are fits
 
 RECENT_START = 0.5
 RECENT_SMOOTHING = 0.25  # per slot; about the last draft
@@ -86,7 +90,7 @@ class SurvivalModel:
         """
         survival: list[float] = []
         a = 1.0
-        weights = self._weights[signals.match_len > 0]
+        weights = self._weights[signals.kind]
         for own, x in zip(weights, self.features(signals), strict=False):
             a *= _probability(own, x)
             survival.append(a)
@@ -103,7 +107,7 @@ class SurvivalModel:
             return signals
         n_same = n_same_tokens(signals.tokens, rival.tokens)
         n = min(n_same + 1, len(signals.tokens), len(rival.tokens))
-        weights = self._weights[rival.match_len > 0][:n]
+        weights = self._weights[rival.kind][:n]
         alone = self.features(replace(rival, rival=None))
         logits = [
             min(max(_logit(own, x), -RIVAL_MAX), RIVAL_MAX)
@@ -123,12 +127,12 @@ class SurvivalModel:
             raise ValueError(
                 f"n_correct {n_correct} of n_seen {n_seen} does not fit a draft of {n_tokens}"
             )
-        is_lookup = signals.match_len > 0
-        counts = self._lookup_counts if is_lookup else self._counts
+        kind = signals.kind
+        counts = self._counts if kind == DRAFTED else self._lookup_counts
         decided = range(n_decided(n_correct, n_seen))
         for slot, x in zip(decided, self.features(signals), strict=False):
             right = slot < n_correct
-            _learn(self._weights[is_lookup][slot], self._precision[is_lookup][slot], x, right)
+            _learn(self._weights[kind][slot], self._precision[kind][slot], x, right)
             n_right, n_observed = counts[slot]
             counts[slot] = (n_right + right, n_observed + 1)
             self._recent += RECENT_SMOOTHING * (right - self._recent)
@@ -150,15 +154,16 @@ class SurvivalModel:
             _checked_row(precision, "precision", 0.0),
         )
         for each, row in zip((self._weights, self._precision), rows, strict=True):
-            each[0][slot], each[1][slot] = row[:N_DRAFTER], row[N_DRAFTER:]
+            for own, place in zip(each, KINDS, strict=True):
+                own[slot] = row[place]
 
     def to_json(self) -> dict[str, object]:
         """A plain dict that json can write: weights and precision, not the history."""
         return {
             "version": FORMAT_VERSION,
             "features": list(FEATURES),
-            "weights": [[*a, *b] for a, b in zip(*self._weights, strict=True)],
-            "precision": [[*a, *b] for a, b in zip(*self._precision, strict=True)],
+            "weights": [list(chain(*slot)) for slot in zip(*self._weights, strict=True)],
+            "precision": [list(chain(*slot)) for slot in zip(*self._precision, strict=True)],
         }
 
     @classmethod
@@ -209,21 +214,22 @@ def _learn(weights: list[float], precision: list[float], x: Features, right: boo
             weights[i] -= min(max(step, -STEP_MAX), STEP_MAX)
 
 
-def _split(rows: list[list[float]]) -> tuple[list[list[float]], list[list[float]]]:
-    """Of each slot what belongs to the drafter's tokens, and what to lookup's."""
-    return [row[:N_DRAFTER] for row in rows], [row[N_DRAFTER:] for row in rows]
+def _split(rows: list[list[float]]) -> list[list[list[float]]]:
+    """For each kind of tokens, of each slot what belongs to it."""
+    return [[row[place] for row in rows] for place in KINDS]
 
 
 def prior(slot: int) -> list[float]:
     """The weights of a slot (from 0) before any data, one per feature."""
-    bias = LOOKUP_BIASES[min(slot, len(LOOKUP_BIASES) - 1)]
-    return [*DRAFTER_PRIOR, bias, *LOOKUP_PRIOR]
+    last = len(LOOKUP_BIASES) - 1
+    copied, cached = (biases[min(slot, last)] for biases in (LOOKUP_BIASES, CACHED_BIASES))
+    return [*DRAFTER_PRIOR, copied, *LOOKUP_PRIOR, cached, *CACHED_PRIOR]
 
 
 def prior_precision() -> list[float]:
     """How firmly the weights of a prior are known, one precision per feature."""
-    n_lookup = 1 + len(LOOKUP_PRIOR)
-    return [PRIOR_PRECISION] * len(DRAFTER_PRIOR) + [LOOKUP_PRECISION] * n_lookup
+    n_drafter = len(DRAFTER_PRIOR)
+    return [PRIOR_PRECISION] * n_drafter + [LOOKUP_PRECISION] * (len(FEATURES) - n_drafter)
 
 
 def n_decided(n_correct: int, n_seen: int) -> int:

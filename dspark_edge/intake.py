@@ -14,7 +14,6 @@ from operator import index
 
 from ._core import BlockDecoder, SamplingConfig
 from .errors import ContextFullError
-from .lookup import LookupDrafter
 from .prompt import ChatTemplate
 from .sampling import sampling_config
 from .sequence import Request, SamplingParams, Stats
@@ -100,7 +99,7 @@ class Intake:
             stats=Stats(seed=seed, n_prompt=len(tokens)),
             text=TextStream(params.stop),
             started_s=time.perf_counter(),
-            lookup=LookupDrafter() if self._speculation.looks_up else None,
+            lookup=self._speculation.lookup_index(),
         )
 
     def _prompt_tokens(self, prompt: str | Sequence[int]) -> list[int]:

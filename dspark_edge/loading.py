@@ -17,14 +17,15 @@ from typing import TYPE_CHECKING
 import llama_cpp
 import psutil
 
-from ._core import BlockDecoder, DecoderConfig, device_memory
+from ._core import BlockDecoder, DecoderConfig, LookupCache, device_memory
 from .calibration import Calibration, load_calibration
-from .choice import Choice, choose, lookup
+from .choice import Choice, choose
 from .cost import CostTable
 from .cost_cache import cost_table
 from .errors import PairError
 from .files import fingerprint
 from .governor import Governor
+from .lookup_cache import load_lookup_texts
 from .models import target_path
 from .models.memory_estimate import MIN_BATCH, Setting
 from .models.memory_plan import plan_load
@@ -119,6 +120,7 @@ def load(
             folder=cost_cache,
         )
     calibration = _calibration(choice)
+    texts = _lookup_cache(choice, decoder)
     proposals = Speculation(
         mode=speculation,
         proposer=choice.proposer,
@@ -130,6 +132,7 @@ def load(
         n_lookup=choice.n_lookup,
         survival=calibration.survival if calibration else None,
         typical=calibration.typical if calibration else (),
+        lookup_cache=texts,
     )
     return Loaded(
         decoder=decoder,
@@ -202,7 +205,7 @@ def _within_memory(asked: _Asked, choice: Choice, drafter: str | Path | None) ->
         is_loaded=bool(asked.address),
     )
     left_out = plan_load(asked.path, choice.drafter, setting=setting, is_explicit=drafter != "auto")
-    return lookup(left_out, n_lookup=choice.n_lookup) if left_out else choice
+    return choice.without_drafter(left_out) if left_out else choice
 
 
 def _open(asked: _Asked, choice: Choice, drafter: str | Path | None) -> tuple[BlockDecoder, Choice]:
@@ -212,8 +215,7 @@ def _open(asked: _Asked, choice: Choice, drafter: str | Path | None) -> tuple[Bl
     except PairError as error:
         if drafter != "auto":
             raise
-        notice = f"drafter {choice.drafter} is not used: {error}"
-        choice = lookup(notice, n_lookup=choice.n_lookup)
+        choice = choice.without_drafter(f"drafter {choice.drafter} is not used: {error}")
         return _decoder(asked, choice), choice
 
 
@@ -284,8 +286,14 @@ def _device_name(n_threads: int, n_gpu_layers: int) -> str:
 
 
 def _calibration(choice: Choice) -> Calibration | None:
-    if choice.drafter is None:
+    if choice.fits is None or choice.proposer is None:
         return None
-    return load_calibration(
-        choice.drafter, n_slots=max(choice.n_max, choice.n_lookup), notices=choice.notices
-    )
+    n_slots = max(choice.n_max, choice.n_lookup)
+    return load_calibration(choice.fits, n_slots=n_slots, notices=choice.notices)
+
+
+def _lookup_cache(choice: Choice, decoder: BlockDecoder) -> LookupCache | None:
+    if choice.fits is None or choice.proposer is None:
+        return None
+    texts = load_lookup_texts(choice.fits, n_vocab=decoder.n_vocab, notices=choice.notices)
+    return None if texts is None else LookupCache(texts.tokens, texts.lengths)

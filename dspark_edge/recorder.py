@@ -57,6 +57,9 @@ class RoundRecorder:
                     certainty=signals.certainty,
                     match_len=signals.match_len,
                     survival=list(chances),
+                    is_cached=signals.is_cached,
+                    cache_agreement=signals.cache_agreement,
+                    cache_count=signals.cache_count,
                 )
                 self._blocks.setdefault(request.id, []).append(block)
 

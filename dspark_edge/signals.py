@@ -7,11 +7,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from itertools import count, repeat
+from typing import TYPE_CHECKING
 
-# One weight per feature. A drafter's tokens and those of lookup share none, so that one model can
-# serve both.
-FEATURES = (
+if TYPE_CHECKING:
+    from ._core import LookupProposal
+
+_DRAFTER = (
     "drafter",  # 1 for a drafter's token
     "confidence",  # logit of c_k
     "log_margin",  # certainty, where small differences count ...
@@ -20,7 +23,9 @@ FEATURES = (
     "same",  # 1 where lookup proposes the same token after the same ones ...
     "other",  # ... and where it proposes another one
     "rival",  # logit of lookup's token alone, negative where it is another one
-    "lookup",  # 1 for a token of lookup
+)
+_LOOKUP = (
+    "lookup",  # 1 for a token of lookup that is copied from the sequence itself
     "match_len",
     "agreement",  # certainty of lookup
     "recent_lookup",  # logit of this sequence's recent acceptance of lookup
@@ -28,13 +33,23 @@ FEATURES = (
     "same_lookup",  # as above, of the drafter's token
     "other_lookup",
     "rival_lookup",
+    "cache_agreement",  # what the lookup cache says of it ...
+    "cache_count",  # ... and out of how many cases
 )
-N_DRAFTER = FEATURES.index("lookup")
-N_LOOKUP = len(FEATURES) - N_DRAFTER
+_CACHED = tuple(f"{name}_cached" for name in _LOOKUP)  # of lookup's tokens out of the cache
+# One weight per feature. The three kinds of tokens share none, so that one model can serve all.
+FEATURES = _DRAFTER + _LOOKUP + _CACHED
+N_DRAFTER = len(_DRAFTER)
+N_LOOKUP = len(_LOOKUP)
+DRAFTED, COPIED, CACHED = range(3)  # the kinds of tokens, and where each has its features
+KINDS = (
+    slice(0, N_DRAFTER),
+    slice(N_DRAFTER, N_DRAFTER + N_LOOKUP),
+    slice(N_DRAFTER + N_LOOKUP, len(FEATURES)),
+)
 Features = tuple[float, ...]
-_NO_DRAFTER = (0.0,) * N_DRAFTER
-_NO_LOOKUP = (0.0,) * N_LOOKUP
 _NO_RIVAL = (0.0, 0.0, 0.0)
+_NO_CACHE = (0.0, 0.0)
 
 CONFIDENCE_EDGE = 1e-3  # a head that says 0 or 1 is read as this far from it
 MARGIN_MIDDLE = 1.0  # logits; speaks neither for nor against
@@ -44,6 +59,7 @@ MARGIN_UNIT = 2.0
 MATCH_LEN_MAX = 16
 MATCH_UNIT = math.log1p(MATCH_LEN_MAX)
 AGREEMENT_MAX = 4.0  # about 27 times one way, never another
+CACHE_COUNT_UNIT = 5.0  # of log1p: about 150 cases
 RIVAL_MAX = 4.0  # logits
 RECENT_EDGE = 0.02
 
@@ -79,6 +95,9 @@ class DraftSignals:
     where the caller keeps no history per sequence: then that of all sequences counts.
     recent_copies: of a lookup draft, DraftLedger.recent_copies then; None: recent counts again.
     rival: set where the other proposer drafted as well.
+    is_cached: a lookup draft out of the lookup cache, not copied from the sequence; match_len is
+    then of the cache. cache_agreement, cache_count: what the cache says of each token of lookup
+    (LookupProposal); empty without a cache.
     """
 
     tokens: list[int]
@@ -88,6 +107,32 @@ class DraftSignals:
     recent: float | None = None
     rival: Comparison | None = None
     recent_copies: float | None = None
+    is_cached: bool = False
+    cache_agreement: list[float] = field(default_factory=list)
+    cache_count: list[int] = field(default_factory=list)
+
+    @property
+    def kind(self) -> int:
+        """DRAFTED, COPIED or CACHED."""
+        return 1 + self.is_cached if self.match_len > 0 else DRAFTED
+
+
+def looked_up(
+    found: LookupProposal, recent: float | None = None, recent_copies: float | None = None
+) -> DraftSignals:
+    """The signals of lookup's proposal."""
+    return DraftSignals(
+        found.tokens,
+        None,
+        found.agreement,
+        found.match_len,
+        recent,
+        None,
+        recent_copies,
+        found.is_cached,
+        found.cache_agreement,
+        found.cache_count,
+    )
 
 
 NOTHING = DraftSignals(tokens=[], confidence=None, certainty=[])
@@ -108,19 +153,36 @@ def features_of(signals: DraftSignals, recent: float) -> Iterator[Features]:
         match = math.log1p(min(signals.match_len, MATCH_LEN_MAX)) / MATCH_UNIT
         copies = signals.recent_copies
         longer = recent if copies is None else logit(copies, RECENT_EDGE)
-        for k, odds in enumerate(certainty):
+        cached = _cache_features(signals)
+        for odds, k, cache in zip(certainty, count(), cached, strict=False):
             agreement = min(max(odds, -AGREEMENT_MAX), AGREEMENT_MAX) if odds == odds else 0.0
             own = (1.0, match, agreement, recent, longer)
-            yield (*own, *(rival.features(k) if rival else _NO_RIVAL))
+            yield (*own, *(rival.features(k) if rival else _NO_RIVAL), *cache)
     else:
         for k, (c, margin) in enumerate(zip(confidence, certainty, strict=True)):
             own = (1.0, _confidence_feature(c), *_certainty_features(margin), recent)
             yield (*own, *(rival.features(k) if rival else _NO_RIVAL))
 
 
+def _cache_features(signals: DraftSignals) -> Iterator[tuple[float, float]]:
+    if not signals.cache_count:
+        return repeat(_NO_CACHE)
+    n_tokens = len(signals.tokens)
+    agreement = _one_per_token(signals.cache_agreement, n_tokens, "cache_agreement")
+    if len(signals.cache_count) != n_tokens:
+        raise ValueError(
+            f"cache_count has {len(signals.cache_count)} values but the draft has {n_tokens} tokens"
+        )
+    return (
+        (odds, math.log1p(n) / CACHE_COUNT_UNIT)
+        for odds, n in zip(agreement, signals.cache_count, strict=True)
+    )
+
+
 def in_all_features(signals: DraftSignals, row: Features) -> Features:
-    """A row of features_of, with those of the other proposer."""
-    return (*_NO_DRAFTER, *row) if signals.match_len > 0 else (*row, *_NO_LOOKUP)
+    """A row of features_of, with those of the other kinds of tokens."""
+    place = KINDS[signals.kind]
+    return (*(0.0,) * place.start, *row, *(0.0,) * (len(FEATURES) - place.stop))
 
 
 def n_same_tokens(one: Sequence[int], other: Sequence[int]) -> int:

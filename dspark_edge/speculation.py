@@ -12,13 +12,14 @@ import warnings
 from collections.abc import Callable, Sequence
 from typing import Any, Literal, Protocol
 
+from ._core import LookupCache, LookupIndex
 from .competition import Competition
 from .confidence import SURVIVAL_FLOOR, SurvivalModel
 from .cost import CostTable
 from .errors import DecodeError
 from .recorder import RoundRecorder
 from .sequence import Request
-from .signals import NOTHING, DraftSignals
+from .signals import NOTHING, DraftSignals, looked_up
 
 Mode = Literal["auto", "always", "off"]
 Proposer = Literal["drafter", "lookup"]
@@ -66,6 +67,7 @@ class Speculation:
         "_unheard_s",
         "_verify_len",
         "held",
+        "lookup_cache",
         "mode",
         "proposer",
         "recorder",
@@ -85,13 +87,14 @@ class Speculation:
         n_lookup: int = 0,
         survival: SurvivalModel | None = None,
         typical: Sequence[Sequence[float]] = (),
+        lookup_cache: LookupCache | None = None,
     ) -> None:
         """n_max: draft tokens per sequence at most. verify_len: fixed length in mode "always".
 
         proposer None, or mode "off", means plain decoding; off_reason says why. n_lookup: tokens
         that lookup may propose in mode "auto", beside the drafter too, and with verify_len 0, where
         all is proposed for the record. survival, typical: an offline fit, and survival of blocks
-        that it was made on.
+        that it was made on. lookup_cache: texts that lookup knows beforehand.
         """
         self.mode = mode
         self._loaded_mode = mode
@@ -99,6 +102,7 @@ class Speculation:
         self.recorder: RoundRecorder | None = None  # set where a trace is written
         self.held = ""  # why nothing is drafted for now
         self.released = ""  # why the drafter is out of memory for now
+        self.lookup_cache = lookup_cache
         self._off_reason = off_reason
         self._lost_reason = ""  # why lookup is left of a drafter and lookup
         self._drafter = drafter
@@ -147,10 +151,11 @@ class Speculation:
     def bar(self, bar: float) -> None:
         self._competition.bar = bar
 
-    @property
-    def looks_up(self) -> bool:
-        """Whether requests need a lookup index."""
-        return self.proposer is not None and self._n_lookup > 0
+    def lookup_index(self) -> LookupIndex | None:
+        """The index of a new request's tokens; None where nothing is looked up."""
+        if self.proposer is None or self._n_lookup == 0:
+            return None
+        return LookupIndex(self.lookup_cache)
 
     @property
     def cost(self) -> CostTable:
@@ -365,16 +370,8 @@ class Speculation:
                 raise ValueError("a request without a lookup index cannot be looked up")
             request.lookup.extend(request.tokens[len(request.lookup) :])
             found = request.lookup.propose(self._n_lookup)
-            signals.append(
-                DraftSignals(
-                    found.tokens,
-                    None,
-                    found.agreement,
-                    found.match_len,
-                    recent=request.ledger.recent_lookup,
-                    recent_copies=request.ledger.recent_copies,
-                )
-            )
+            ledger = request.ledger
+            signals.append(looked_up(found, ledger.recent_lookup, ledger.recent_copies))
         return signals
 
     def _record(

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import time
 import warnings
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -62,6 +63,9 @@ class TraceBlock:
     certainty: list[float] = field(default_factory=list)
     match_len: int = 0
     survival: list[float] = field(default_factory=list)
+    is_cached: bool = False
+    cache_agreement: list[float] = field(default_factory=list)
+    cache_count: list[int] = field(default_factory=list)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -302,6 +306,7 @@ def _sequence(data: dict[str, Any]) -> TraceSequence:
 
 
 def _block(data: dict[str, Any]) -> TraceBlock:
+    data = {"is_cached": False, "cache_agreement": [], "cache_count": [], **data}  # older traces
     block = TraceBlock(
         proposer=one_of(data, "proposer", PROPOSERS),
         tokens=counts(data, "tokens"),
@@ -309,9 +314,18 @@ def _block(data: dict[str, Any]) -> TraceBlock:
         certainty=numbers(data, "certainty"),
         match_len=count(data, "match_len"),
         survival=numbers(data, "survival"),
+        is_cached=data["is_cached"] is True,
+        cache_agreement=numbers(data, "cache_agreement"),
+        cache_count=counts(data, "cache_count"),
     )
     n_tokens = len(block.tokens)
-    for name, values in (("confidence", block.confidence), ("certainty", block.certainty)):
+    lists: tuple[tuple[str, Sequence[float] | None], ...] = (
+        ("confidence", block.confidence),
+        ("certainty", block.certainty),
+        ("cache_agreement", block.cache_agreement),
+        ("cache_count", block.cache_count),
+    )
+    for name, values in lists:
         if values and len(values) != n_tokens:
             raise ValueError(f"{name} has {len(values)} values but the block has {n_tokens} tokens")
     return block

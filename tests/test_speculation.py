@@ -390,7 +390,7 @@ def test_what_is_verified_nowhere_is_proposed_by_lookup_too_for_the_record() -> 
         verify_len=0,
         n_lookup=3,
     )
-    assert speculation.looks_up
+    assert speculation.lookup_index() is not None
     recorder = speculation.recorder = RoundRecorder()
     assert speculation.plan([request], 512, 512) == [[]]
     assert [(b.proposer, b.tokens) for b in recorder._blocks[request.id]] == [

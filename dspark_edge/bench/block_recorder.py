@@ -10,16 +10,16 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
+from .._core import LookupIndex
 from ..calibration import Recording
 from ..choice import LONG_LOOKUP_LEN
 from ..engine import Engine
 from ..errors import PairError
 from ..loading import load
-from ..lookup import LookupDrafter
 from ..models import find_drafter, target_path
 from ..sampling import sampling_config
 from ..sequence import SamplingParams
-from ..signals import DraftSignals
+from ..signals import DraftSignals, looked_up
 
 SEQ_ID = 0
 
@@ -75,6 +75,7 @@ class Recorder:
         )
         self.target_name = loaded.target_name
         self._decoder = loaded.decoder
+        self._lookup_cache = loaded.speculation.lookup_cache
         self._engine = Engine.from_loaded(loaded)
         self._end_tokens = frozenset(self._decoder.eog_tokens)
 
@@ -119,7 +120,7 @@ class Recorder:
         for begin in range(0, len(before), decoder.n_batch):
             decoder.prefill(SEQ_ID, before[begin : begin + decoder.n_batch])
         n_room = min(max_tokens, decoder.n_ctx - len(prompt))
-        lookup = LookupDrafter()
+        lookup = LookupIndex(self._lookup_cache)
         lookup.extend(prompt)
         while len(into.tokens) < n_room and anchor not in self._end_tokens:
             draft = decoder.draft([SEQ_ID], [anchor])[0]
@@ -130,8 +131,7 @@ class Recorder:
                     certainty=draft.certainty,
                 )
             )
-            found = lookup.propose(LONG_LOOKUP_LEN)
-            into.lookups.append(DraftSignals(found.tokens, None, found.agreement, found.match_len))
+            into.lookups.append(looked_up(lookup.propose(LONG_LOOKUP_LEN)))
             anchor = decoder.verify([SEQ_ID], [[anchor]])[0].tokens[-1]
             into.tokens.append(anchor)
             lookup.extend([anchor])

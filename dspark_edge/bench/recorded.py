@@ -76,6 +76,9 @@ def _proposal(block: TraceBlock, ahead: Sequence[int]) -> Proposal:
         confidence=block.confidence[:n] if block.confidence else None,
         certainty=block.certainty[:n],
         match_len=block.match_len,
+        is_cached=block.is_cached,
+        cache_agreement=block.cache_agreement[:n],
+        cache_count=block.cache_count[:n],
     )
     n_correct = 0
     while n_correct < n and signals.tokens[n_correct] == ahead[n_correct]:
