@@ -198,6 +198,34 @@ def test_a_fit_leaves_what_it_did_not_see_at_the_prior() -> None:
         assert precision[slot][first:] == prior_precision()[first:]  # type: ignore[index]
 
 
+def test_a_fit_learns_what_the_cache_is_worth_of_copies_and_of_its_own_tokens() -> None:
+    dice = random.Random(3)
+    recordings = []
+    for _ in range(60):
+        recording = Recording(0.0, [], [])
+        for _ in range(40):
+            odds, is_cached = dice.choice((-2.0, 2.0)), dice.random() < 0.5
+            trust = 2.0 if is_cached else 0.5  # of a copy the cache says little here
+            right = dice.random() < 1.0 / (1.0 + math.exp(-trust * odds))
+            recording.tokens.append(5)
+            recording.drafts.append(DraftSignals([], None, []))
+            recording.lookups.append(
+                DraftSignals(
+                    [5 if right else MISSED],
+                    None,
+                    [0.0],
+                    match_len=3,
+                    is_cached=is_cached,
+                    cache_agreement=[odds],
+                    cache_count=[4],
+                )
+            )
+        recordings.append(recording)
+    weights = fit(recordings, n_slots=1).to_json()["weights"][0]  # type: ignore[index]
+    assert weights[FEATURES.index("cache_agreement_cached")] == pytest.approx(2.0, abs=0.4)
+    assert weights[FEATURES.index("cache_agreement")] == pytest.approx(0.5, abs=0.2)
+
+
 def agreeing(seed: int, n_texts: int) -> list[Recording]:
     """One-token drafts of both proposers, right 6 times in 10; where they agree, nearly always."""
     dice = random.Random(seed)

@@ -473,3 +473,47 @@ def test_resolution_does_not_depend_on_how_the_text_arrives(
     n_correct = differing[0] if differing else len(reached)
     n_seen = n_correct + bool(differing)
     assert tokens_of(decided) == ([(draft, n_correct, n_seen)] if n_seen else [])
+
+
+def out_of_the_cache(odds: float, count: int, *, is_cached: bool = True) -> DraftSignals:
+    return DraftSignals(
+        [7],
+        None,
+        [0.0],
+        match_len=4,
+        recent=0.5,
+        is_cached=is_cached,
+        cache_agreement=[odds],
+        cache_count=[count],
+    )
+
+
+@pytest.mark.parametrize("is_cached", [True, False])
+def test_what_the_cache_says_counts_the_more_the_more_often_it_saw_it(is_cached: bool) -> None:
+    model = SurvivalModel(1)
+    rare, once, often = (
+        model.survival(out_of_the_cache(odds, n, is_cached=is_cached))[0]
+        for odds, n in ((-2.0, 30), (1.0, 1), (3.4, 30))
+    )
+    assert rare < once < often
+    assert rare < 0.2
+    assert often > 0.8 or not is_cached
+
+
+def test_tokens_out_of_the_cache_and_copies_are_learnt_apart() -> None:
+    model = SurvivalModel(1)
+    copied, cached = (out_of_the_cache(1.0, 3, is_cached=each) for each in (False, True))
+    before = model.survival(copied)
+    for _ in range(50):
+        model.observe(cached, 0, 1)
+    assert model.survival(copied) == before
+    assert model.survival(cached)[0] < 0.2
+    assert model.lookup_acceptance_by_position == [(0, 50)]
+    assert model.acceptance_by_position == [(0, 0)]
+
+
+@pytest.mark.parametrize("name", ["cache_agreement", "cache_count"])
+def test_evidence_of_another_length_is_refused(name: str) -> None:
+    broken = replace(out_of_the_cache(1.0, 1), **{name: [1, 1]})
+    with pytest.raises(ValueError, match=f"{name} has 2 values but the draft has 1 tokens"):
+        SurvivalModel(1).survival(broken)

@@ -43,6 +43,17 @@ def test_a_trace_without_the_time_inside_llama_cpp_is_read_too(tmp_path: Path) -
     assert [line.pass_s for line in read_trace(tmp_path / "t").rounds] == [None, None]
 
 
+def test_a_trace_from_before_there_was_a_lookup_cache_is_read_too(tmp_path: Path) -> None:
+    block = TraceBlock(proposer="lookup", tokens=[5], certainty=[0.5], match_len=3)
+    write_all(tmp_path / "t", [header(), one_round(0, 10, [5], [block])])
+    first, second = (tmp_path / "t").read_text().splitlines()
+    line = json.loads(second)
+    for name in ("is_cached", "cache_agreement", "cache_count"):
+        del line["sequences"][0]["blocks"][0][name]
+    (tmp_path / "t").write_text(f"{first}\n{json.dumps(line)}\n")
+    assert read_trace(tmp_path / "t").rounds[0].sequences[0].blocks == [block]
+
+
 def test_plain_dicts_are_written_as_they_are(tmp_path: Path) -> None:
     write_all(tmp_path / "t", [header(), {"event": "notice", "t_s": 0, "text": "hello"}])
     assert read_trace(tmp_path / "t").events == [TraceEvent(event="notice", t_s=0.0, text="hello")]
