@@ -42,7 +42,7 @@ def lookup_cache_path(drafter: Path) -> Path:
     return drafter.with_name(f"{drafter.stem}.lookup.npz")
 
 
-def save_lookup_texts(path: Path, replies: Iterable[Sequence[int]]) -> LookupTexts:
+def save_lookup_texts(path: Path, replies: Iterable[Sequence[int] | Ints]) -> LookupTexts:
     """Write the replies, whole or not at all; the same ones give the same bytes.
 
     Raises ValueError (none, an empty one, ids that are not 0 or more, more than TOKENS_MAX tokens),
@@ -90,6 +90,15 @@ def load_lookup_texts(drafter: Path, *, n_vocab: int, notices: list[str]) -> Loo
             "distill or reinstall to have it anew, or remove it"
         )
         return None
+
+
+def told_of(drafter: Path, *, n_vocab: int) -> str:
+    """In words, what lies beside the drafter; "" where nothing does. Never raises."""
+    notices: list[str] = []
+    texts = load_lookup_texts(drafter, n_vocab=n_vocab, notices=notices)
+    if texts is None:
+        return "".join(notices)
+    return f"{len(texts.tokens)} tokens in {len(texts.lengths)} replies, beside it"
 
 
 def _in_words(error: Exception) -> str:
