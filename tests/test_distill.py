@@ -31,6 +31,7 @@ from dspark_edge.distill import __main__ as command
 from dspark_edge.distill import parity as parity_module
 from dspark_edge.distill.build import check_memory, new_drafter
 from dspark_edge.distill.export import export, read_back
+from dspark_edge.distill.held_out import hold_out
 from dspark_edge.distill.options import Options
 from dspark_edge.distill.pipeline import distill
 from dspark_edge.distill.report import Facts
@@ -39,6 +40,7 @@ from dspark_edge.distill.shards import ShardStore
 from dspark_edge.distill.start import StartFile
 from dspark_edge.distill.target_file import TargetFile
 from dspark_edge.distill.train import Trainer
+from dspark_edge.lookup_cache import load_lookup_texts, lookup_cache_path
 
 MARGIN = 0.3  # in tau, of a trained drafter over an untrained one
 N_SEQUENCES, N_STEPS = 64, 100
@@ -202,6 +204,23 @@ def test_the_file_says_where_it_comes_from(facts: Facts, shallow_target: Path) -
         assert fields[f"tokenizer.ggml.{key}"] == theirs[f"tokenizer.ggml.{key}"]
 
 
+def test_known_replies_lie_beside_the_drafter_but_for_those_that_judge_it(facts: Facts) -> None:
+    notices: list[str] = []
+    texts = load_lookup_texts(facts.drafter, n_vocab=facts.shape.n_vocab, notices=notices)
+    assert notices == []
+    assert texts is not None
+    store = ShardStore(facts.drafter.parent / "work" / "shards", limit_bytes=1 << 40)
+    held_out = hold_out(store)
+    n_held_out = sum(held_out.has(each) for s in store.shards for each in store.read_texts(s))
+    assert 0 < len(texts.lengths) <= N_SEQUENCES - n_held_out
+    known = np.split(texts.tokens, np.cumsum(texts.lengths)[:-1])
+    for reply in held_out.replies:
+        assert not any(np.array_equal(reply.tokens[reply.n_prompt - 6 :], text) for text in known)
+    page = facts.drafter.with_suffix(".md").read_text()
+    told = f"{len(texts.tokens)} tokens in {len(texts.lengths)} of the replies"
+    assert f"| lookup cache | tiny-dspark.lookup.npz: {told}" in page
+
+
 def test_the_fit_and_the_page_lie_beside_the_drafter(facts: Facts) -> None:
     assert load_calibration(facts.drafter) is not None
     page = facts.drafter.with_suffix(".md").read_text()
@@ -339,3 +358,4 @@ def test_a_killed_run_goes_on_where_it_was(shallow_target: Path, tmp_path: Path)
     assert anchors == sorted(set(anchors))
     assert "sampling from" not in done.stderr
     assert out.exists()
+    assert lookup_cache_path(out).exists()

@@ -19,6 +19,7 @@ from dspark_edge.distill.my_chats import read_chats
 from dspark_edge.distill.options import Options
 from dspark_edge.distill.pipeline import distill
 from dspark_edge.distill.settings import DataSettings
+from dspark_edge.lookup_cache import lookup_cache_path
 from dspark_edge.sessions import Session, SessionStore
 
 SECRET = "what did the doctor say about Aloysius"
@@ -212,13 +213,12 @@ def test_chats_are_read_only_when_asked_for(
 ) -> None:
     store = kept_sessions(tmp_path / "sessions")
     monkeypatch.setattr(command, "SessionStore", lambda: store)
-    given: list[str] = []
-    monkeypatch.setattr(
-        "dspark_edge.distill.pipeline.distill", lambda options: given.extend(options.given)
-    )
+    asked: list[Options] = []
+    monkeypatch.setattr("dspark_edge.distill.pipeline.distill", asked.append)
     line = ["--target", str(tiny_llama), "--out", str(tmp_path / "d.gguf")]
     assert command.main(line + ["--my-chats"] * is_asked_for) == 0
-    assert (SECRET in given) == is_asked_for
+    assert (SECRET in asked[0].given) == is_asked_for
+    assert asked[0].from_chats == is_asked_for
     said = capsys.readouterr().err
     assert ("3 different turns of yours in 2 sessions" in said) == is_asked_for
     assert ("left out: session 'broken'" in said) == is_asked_for
@@ -235,3 +235,21 @@ def test_nothing_that_was_given_is_named_in_what_is_made(tiny_llama: Path, tmp_p
         content = path.read_bytes()
         assert SECRET.encode() not in content
         assert b"Aloysius" not in content
+
+
+def test_replies_to_chats_are_in_no_lookup_cache_then_or_later(
+    tiny_llama: Path, tmp_path: Path
+) -> None:
+    """They say what the chats are about; the work folder has them in later runs too."""
+    made = tmp_path / "made"
+    options = replace(tiny_options(tiny_llama, made), given=[SECRET], from_chats=True)
+    made.mkdir()
+    beside = lookup_cache_path(options.out)
+    beside.write_bytes(b"of an older drafter")
+    assert distill(options).looked_up == (
+        "none, as it would hold the replies to what you wrote in your chats"
+    )
+    assert not beside.exists()
+    (options.work / "finished").unlink()
+    distill(replace(options, from_chats=False))
+    assert not beside.exists()

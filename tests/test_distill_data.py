@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zipfile
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +16,8 @@ pytest.importorskip("torch")
 
 from dspark_edge.distill import shards as shards_module
 from dspark_edge.distill.clock import Clock, Pieces
-from dspark_edge.distill.held_out import hold_out
+from dspark_edge.distill.held_out import HeldOut, hold_out
+from dspark_edge.distill.known_replies import known_replies
 from dspark_edge.distill.prompts import PromptSource, frame_of, read_given
 from dspark_edge.distill.sampling import Job, sample
 from dspark_edge.distill.settings import DataSettings, check_same_work
@@ -108,6 +110,27 @@ def test_too_little_disk_is_said_at_the_start(
         store_in(tmp_path)
 
 
+def test_texts_are_read_without_what_the_target_saw(tmp_path: Path) -> None:
+    """Of gigabytes of shards, megabytes: the large arrays cannot even be read here."""
+    store = store_in(tmp_path)
+    before = [sampled(7), sampled(2, n_prompt=1, n_reply=1), sampled(9, n_reply=11)]
+    for each in before:
+        store.add(each)
+    store.flush()
+    path = tmp_path / store.shards[0].name
+    features = before[0].features.tobytes()
+    path.write_bytes(path.read_bytes().replace(features, bytes(len(features))))
+    with pytest.raises(zipfile.BadZipFile, match="Bad CRC-32"):
+        store.read(store.shards[0])
+    for old, new in zip(before, store.read_texts(store.shards[0]), strict=True):
+        assert (new.number, new.temperature, new.n_prompt) == (
+            old.number,
+            old.temperature,
+            old.n_prompt,
+        )
+        np.testing.assert_array_equal(new.tokens, old.tokens)
+
+
 # ---------------------------------------------------------------- what is held out
 
 
@@ -151,6 +174,64 @@ def test_a_small_store_has_something_to_judge_by(tmp_path: Path) -> None:
         store.add(alike(number, number))
     store.flush()
     assert [each.number for each in hold_out(store).replies] == [0]
+
+
+# ---------------------------------------------------------------- what is looked up in
+
+NOTHING_HELD_OUT = HeldOut([], frozenset())
+
+
+def store_of(folder: Path, *sequences: Sampled) -> ShardStore:
+    """A shard for each."""
+    store = store_in(folder)
+    for each in sequences:
+        store.add(each)
+        store.flush()
+    return store
+
+
+def drawn_at(temperature: float, number: int, **lengths: int) -> Sampled:
+    one = sampled(number, **lengths)
+    one.temperature = temperature
+    return one
+
+
+def test_the_coldest_replies_are_known_first_then_by_number(tmp_path: Path) -> None:
+    warm, late, early = drawn_at(0.7, 1), drawn_at(0.0, 3), drawn_at(0.0, 2)
+    store = store_of(tmp_path, warm, late, early)
+    known = [each.tolist() for each in known_replies(store, NOTHING_HELD_OUT)]
+    assert known == [each.tokens.tolist() for each in (early, late, warm)]
+
+
+def test_a_known_reply_stands_behind_the_last_six_tokens_of_its_prompt(tmp_path: Path) -> None:
+    store = store_of(tmp_path, sampled(0, n_prompt=6), sampled(1, n_prompt=20, n_reply=3))
+    short, long = known_replies(store, NOTHING_HELD_OUT)
+    assert short.tolist() == sampled(0, n_prompt=6).tokens.tolist()
+    assert long.tolist() == sampled(1, n_prompt=20, n_reply=3).tokens[14:].tolist()
+
+
+def test_known_replies_are_whole_and_end_at_the_limit(tmp_path: Path) -> None:
+    store = store_of(tmp_path, *(sampled(number) for number in range(4)))  # of 8 tokens each
+    assert len(known_replies(store, NOTHING_HELD_OUT, n_max=24)) == 3
+    assert len(known_replies(store, NOTHING_HELD_OUT, n_max=23)) == 2
+    assert known_replies(store, NOTHING_HELD_OUT, n_max=7) == []
+
+
+def test_a_text_is_known_once_and_an_empty_reply_is_none(tmp_path: Path) -> None:
+    again = sampled(0)
+    again.number = 5
+    store = store_of(tmp_path, sampled(0), sampled(1, n_reply=0), again)
+    (known,) = known_replies(store, NOTHING_HELD_OUT)
+    assert known.tolist() == again.tokens.tolist()
+
+
+def test_what_is_held_out_is_not_known(tmp_path: Path) -> None:
+    """The drafter is judged by it, and measured with what is known."""
+    store = store_of(tmp_path, *(alike(number, number % 2) for number in range(6)))
+    held_out = hold_out(store)
+    (judged,) = {int(each.tokens[0]) for each in held_out.replies}
+    known = known_replies(store, held_out)
+    assert [int(each[0]) for each in known] == [1 - judged] * 3
 
 
 # ---------------------------------------------------------------- prompts

@@ -6,6 +6,7 @@ import xml.etree.ElementTree as ElementTree
 from itertools import pairwise
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 pytest.importorskip("torch")
@@ -19,6 +20,7 @@ from dspark_edge.distill.report import Facts, markdown, picture, verdict, write_
 from dspark_edge.distill.settings import Shape
 from dspark_edge.distill.train import Point
 from dspark_edge.distill.trial import Calibrated, SetSpeed, Speed, Trial
+from dspark_edge.lookup_cache import LookupTexts
 from dspark_edge.reliability import Judgement, reliability
 
 NAME = "{http://www.w3.org/2000/svg}"
@@ -76,6 +78,7 @@ def facts_in(folder: Path, trial: Trial, curve: list[Point]) -> Facts:
         curve=curve,
         acceptance=Acceptance([0.5, 0.4], [0.45, 0.35], 1.7, 1.6, 500),
         parity=Parity(8, 0.01, 0.001, 0),
+        looked_up=LookupTexts(np.arange(7, dtype=np.int32), np.array([3, 4], np.int32)),
         trial=trial,
     )
 
@@ -169,6 +172,7 @@ def test_the_page_tells_speed_by_set_and_calibration_by_position(tmp_path: Path)
     assert "| 4 times the anchors | 0.900 | 0.000 |" in text
     assert "| 2 | 0.400 | 0.350 |" in text
     assert "![the training curve](a%20model-dspark.svg)" in text
+    assert "| lookup cache | a model-dspark.lookup.npz: 7 tokens in 2 of the replies" in text
     assert page.with_suffix(".svg").read_text() == picture(CURVE)
 
 
@@ -193,7 +197,10 @@ def test_ties_are_told_with_the_tokens(tmp_path: Path) -> None:
 
 def test_what_was_not_found_out_is_said(tmp_path: Path) -> None:
     trial = Trial(notices=[trial_module.TOO_LATE])
-    text = markdown(facts_in(tmp_path, trial, CURVE[:3]))
+    facts = facts_in(tmp_path, trial, CURVE[:3])
+    facts.looked_up = "none, as it would hold secrets"
+    text = markdown(facts)
+    assert "| lookup cache | none, as it would hold secrets |" in text
     assert "Speed was not measured: too little time was left." in text
     assert "None; the runtime learns while it runs." in text
     assert f"Note: {trial_module.TOO_LATE}" in text

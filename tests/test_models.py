@@ -17,10 +17,12 @@ from dspark_edge._core import DrafterFile
 from dspark_edge.choice import choose, lookup_len
 from dspark_edge.cost import CostTable
 from dspark_edge.errors import ModelError, PairError
+from dspark_edge.lookup_cache import lookup_cache_path, save_lookup_texts
 from dspark_edge.models import __main__ as command
 from dspark_edge.models import find_drafter, target_path
 from dspark_edge.models.catalogue import catalogue, models_folder, read_catalogue
 from dspark_edge.models.check import Run, check_files, expected, promise, verdict
+from dspark_edge.models.describe import describe
 from dspark_edge.models.gguf_header import TYPES, read_header, read_model
 from dspark_edge.models.memory_estimate import Setting, target_parts
 from dspark_edge.models.pairing import DEFAULT_TARGET_FILE
@@ -317,6 +319,17 @@ def test_check_tells_what_the_file_or_its_calibration_promises(tmp_path: Path) -
     tau, first = map(float, re.findall(r"^tau (\S+) .*?, (\d+) %", expected(ours))[0])
     assert 1 + (first - 1) / 100 < tau < 1 + first / 100 * DrafterFile(str(ours)).n_draft
     assert "dspark_edge.tau.greedy = " in expected(ours)
+
+
+def test_a_lookup_cache_beside_a_drafter_is_told(tmp_path: Path) -> None:
+    drafter = write_drafter(tmp_path / "a.gguf", DrafterSpec())
+    assert dict(describe(drafter))["lookup cache"] == "none beside it"
+    assert "lookup cache" not in expected(drafter)
+    save_lookup_texts(lookup_cache_path(drafter), [[1, 2, 3], [4]])
+    assert dict(describe(drafter))["lookup cache"] == "4 tokens in 2 replies, beside it"
+    assert expected(drafter).endswith("lookup cache: 4 tokens in 2 replies, beside it")
+    lookup_cache_path(drafter).write_bytes(b"torn")
+    assert "a.lookup.npz cannot be used (" in expected(drafter)
 
 
 def test_check_runs_a_pair_and_measures_it(tmp_path: Path) -> None:

@@ -57,6 +57,7 @@ def _options(args: argparse.Namespace) -> Options:
         work=args.work or out.with_suffix(".work"),
         hours=args.hours,
         given=[*(text for path in args.prompts for text in read_given(path)), *_my_chats(args)],
+        from_chats=args.my_chats,
         n_threads=args.threads,
         disk_bytes=int(args.disk_gb * (1 << 30)),
         kind=args.type,
@@ -162,7 +163,10 @@ TAPS_HELP = "target layers that it reads; default: evenly spread, or those of --
 TEMPERATURES_HELP = "of the sampled replies, each with one of them; default: 0 0.6 0.8 1"
 DRAWN_SHARE_HELP = "of the prompts, drawn from the target where others are given; default: half"
 PRECISION_HELP = "of products in training; auto: bfloat16 where this CPU is faster at it"
-MY_CHATS_HELP = "mix in what you wrote in your saved chats; the drafter's file names none of it"
+MY_CHATS_HELP = (
+    "mix in what you wrote in your saved chats; the drafter's file names none of it, and no lookup "
+    "cache is made: that would hold the replies"
+)
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -1,6 +1,6 @@
-"""The stages after training: export, comparison with llama.cpp, calibration, speed. By the clock.
+"""The stages after training: export, comparison with llama.cpp, lookup cache, calibration, speed.
 
-Gathers what the page tells. Refuses to know how the drafter was trained.
+By the clock. Gathers what the page tells. Refuses to know how the drafter was trained.
 """
 
 from __future__ import annotations
@@ -12,11 +12,14 @@ from dataclasses import dataclass
 import torch
 
 from ..files import fingerprint
+from ..lookup_cache import LookupTexts, lookup_cache_path, save_lookup_texts
 from .batch import DraftVocabulary
 from .build import all_sequences
 from .clock import Clock, Pieces
 from .evaluate import Acceptance
 from .export import export, read_back
+from .held_out import HeldOut
+from .known_replies import known_replies
 from .model import Drafter
 from .options import Options
 from .parity import Parity, check_parity
@@ -28,6 +31,7 @@ from .train import Progress
 from .trial import Trial, calibrate, measure
 
 N_PARITY = 8  # blocks
+FROM_CHATS = "from-chats"  # in the work folder: some replies are to the user's own chats
 
 
 @dataclass(slots=True)
@@ -39,19 +43,24 @@ class Trained:
     covered: float
     progress: Progress
     acceptance: Acceptance
+    held_out: HeldOut
 
 
 def finish(
     options: Options, target: TargetFile, trained: Trained, store: ShardStore, clock: Clock
 ) -> Facts:
-    """Leaves the drafter under its name, its calibration beside it. Raises DsparkError (a failed
-    parity check), OSError."""
+    """Leaves the drafter under its name, its lookup cache and its calibration beside it.
+
+    Raises DsparkError (a failed parity check), OSError.
+    """
     clock.say("exporting, and comparing with llama.cpp")
     shares = shares_of(clock.total_s)
     pieces = Pieces(clock, shares.parity)
     parity = _export(options, target, trained, store, pieces)
+    # Before the drafter is calibrated and measured: both are done with it, as users will have it.
+    looked_up = _save_lookup_cache(options, store, trained.held_out)
     trial = _try_out(options, clock, shares, pieces.longest_s)
-    return _facts(options, target, store, trained, parity, trial)
+    return _facts(options, target, store, trained, parity, looked_up, trial)
 
 
 def _export(
@@ -93,6 +102,20 @@ def _parity_prompts(store: ShardStore) -> Sequence[list[int]]:
     return prompts
 
 
+def _save_lookup_cache(options: Options, store: ShardStore, held_out: HeldOut) -> LookupTexts | str:
+    """Why there is none where there is none; what lay there was another drafter's then."""
+    path = lookup_cache_path(options.out)
+    # A drafter may be passed on; what its maker's chats are about may not be.
+    is_private = (options.work / FROM_CHATS).exists()
+    replies = [] if is_private else known_replies(store, held_out)
+    if replies:
+        return save_lookup_texts(path, replies)
+    path.unlink(missing_ok=True)
+    if is_private:
+        return "none, as it would hold the replies to what you wrote in your chats"
+    return "none, as all replies are held out to judge by; give more --hours"
+
+
 def _provenance(
     options: Options, target: TargetFile, store: ShardStore, trained: Trained
 ) -> dict[str, str | int | float]:
@@ -121,6 +144,7 @@ def _facts(
     store: ShardStore,
     trained: Trained,
     parity: Parity,
+    looked_up: LookupTexts | str,
     trial: Trial,
 ) -> Facts:
     return Facts(
@@ -140,6 +164,7 @@ def _facts(
         curve=trained.progress.curve,
         acceptance=trained.acceptance,
         parity=parity,
+        looked_up=looked_up,
         trial=trial,
     )
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import zlib
 from dataclasses import dataclass
 
-from .shards import Sampled, ShardStore
+from .shards import Sampled, ShardStore, Text
 
 EVERY = 24  # prompts, on average: one is held out, up to ...
 N_JUDGED = 32  # ... so many
@@ -21,8 +21,8 @@ class HeldOut:
     replies: list[Sampled]
     prompts: frozenset[bytes]
 
-    def has(self, sampled: Sampled) -> bool:
-        """Whether a reply is not to be trained on."""
+    def has(self, sampled: Sampled | Text) -> bool:
+        """Whether a reply is not to be trained on, nor to be looked up in."""
         return _prompt_of(sampled) in self.prompts
 
 
@@ -43,5 +43,5 @@ def hold_out(store: ShardStore) -> HeldOut:
     return HeldOut([kept[prompt] for prompt in prompts], frozenset(prompts))
 
 
-def _prompt_of(sampled: Sampled) -> bytes:
+def _prompt_of(sampled: Sampled | Text) -> bytes:
     return sampled.tokens[: sampled.n_prompt].tobytes()

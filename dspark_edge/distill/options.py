@@ -21,6 +21,7 @@ class Options:
     work: Path
     hours: float = 2.0
     given: list[str] = field(default_factory=list)
+    from_chats: bool = False  # whether the user's own chats are among them
     n_threads: int = 1
     disk_bytes: int = 20 << 30
     kind: Kind = "q8_0"

@@ -13,7 +13,7 @@ import torch
 from .build import check_memory, new_drafter
 from .clock import Clock
 from .collect import Collector
-from .finish import Trained, finish
+from .finish import FROM_CHATS, Trained, finish
 from .lock import alone_in
 from .options import Options
 from .precision import train_dtype
@@ -61,6 +61,8 @@ def _distill(options: Options, device: torch.device, now: Callable[[], float]) -
     n_slots = n_at_once * options.data.max_reply * shape.block_size
     check_memory(shape, options.n_draft_max, n_slots)
     check_same_work(options.work, options.target, shape, options.data)
+    if options.from_chats:  # known to later runs on the same replies too
+        (options.work / FROM_CHATS).touch()
     clock = Clock(options.work / "clock.json", options.hours * 3600.0, now=now)
     is_finished = options.work / FINISHED
     if is_finished.exists() and clock.left_s(shares_of(clock.total_s).train) <= 0:
@@ -103,7 +105,8 @@ def _train(
     trainer.train(clock, share=shares_of(clock.total_s).train, max_steps=options.max_steps)
     if not trainer.progress.curve:
         raise ValueError("no time was left to train in; give more --hours")
-    return Trained(drafter, vocabulary, covered, trainer.progress, trainer.reached())
+    progress, held_out = trainer.progress, trainer.held_out
+    return Trained(drafter, vocabulary, covered, progress, trainer.reached(), held_out)
 
 
 def _collect(

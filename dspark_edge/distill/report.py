@@ -10,6 +10,7 @@ from pathlib import Path
 from urllib.parse import quote
 
 from ..files import write_atomically
+from ..lookup_cache import LookupTexts, lookup_cache_path
 from ..reliability import Reliability
 from .chart import Panel, Series, svg
 from .evaluate import Acceptance
@@ -44,6 +45,7 @@ class Facts:
     curve: list[Point]
     acceptance: Acceptance
     parity: Parity
+    looked_up: LookupTexts | str  # why there is none
     trial: Trial
 
 
@@ -154,9 +156,21 @@ def _facts(facts: Facts) -> str:
             f"{parity.n_blocks} blocks, {_same_tokens(parity)}; largest difference "
             f"{parity.lead_error:.4f} logits, {parity.confidence_error:.4f} in confidence",
         ],
+        ["lookup cache", _looked_up(facts)],
         ["target", facts.target_hash],
     ]
     return _table(["fact", "value"], rows)
+
+
+def _looked_up(facts: Facts) -> str:
+    found = facts.looked_up
+    if isinstance(found, str):
+        return found
+    return (
+        f"{lookup_cache_path(facts.drafter).name}: {len(found.tokens)} tokens in "
+        f"{len(found.lengths)} of the replies, none of them held out; whoever has the file can "
+        "read them"
+    )
 
 
 def _same_tokens(parity: Parity) -> str:

@@ -56,6 +56,16 @@ class Sampled:
 
 
 @dataclass(slots=True, frozen=True)
+class Text:
+    """A prompt and the target's reply, as tokens [n] alone: a thousandth of what Sampled holds."""
+
+    number: int
+    temperature: float
+    n_prompt: int
+    tokens: Ints
+
+
+@dataclass(slots=True, frozen=True)
 class Shard:
     """A line of the index. numbers: of its sequences."""
 
@@ -133,6 +143,14 @@ class ShardStore:
         """Its sequences, in memory."""
         with np.load(self._folder / shard.name) as arrays:
             return list(_parted({key: arrays[key] for key in arrays.files}))
+
+    def read_texts(self, shard: Shard) -> list[Text]:
+        """Its sequences without what the target saw, which is not read from disk either."""
+        with np.load(self._folder / shard.name) as arrays:
+            ends = np.cumsum(arrays["n"])
+            texts = np.split(arrays["tokens"], ends[:-1])
+            heads = (arrays[key].tolist() for key in ("number", "temperature", "n_prompt"))
+            return [Text(*each) for each in zip(*heads, texts, strict=True)]
 
     def _read_index(self) -> list[Shard]:
         path = self._folder / INDEX_FILE

@@ -87,8 +87,8 @@ class Trainer:
         )
         self._optimisers = _optimisers(drafter, settings)
         self._sums = [0.0, 0.0, 0.0, 0.0]  # of the anchors' losses since the last point, and these
-        self._held_out = hold_out(store)
-        self._judged = [to_device(each, self._device) for each in self._held_out.replies]
+        self.held_out = hold_out(store)
+        self._judged = [to_device(each, self._device) for each in self.held_out.replies]
         self._reached: Acceptance | None = None  # of the weights as they are
         self._judging_s = self._saving_s = 0.0  # what the last point, and checkpoint, took
         if checkpoint.exists():
@@ -226,7 +226,7 @@ class Trainer:
             shards = list(self._store.shards)
             order.shuffle(shards)
             for shard in shards:
-                sequences = [s for s in self._store.read(shard) if not self._held_out.has(s)]
+                sequences = [s for s in self._store.read(shard) if not self.held_out.has(s)]
                 order.shuffle(sequences)
                 n_given += len(sequences)
                 for sampled in sequences:

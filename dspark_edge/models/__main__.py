@@ -64,8 +64,12 @@ def _list(args: argparse.Namespace) -> int:
 
 
 def _line(entry: Entry, known: Catalogue) -> str:
+    from ..lookup_cache import lookup_cache_path
+
     path = next(files_of(entry), None)
     where = str(path) if path else f"not on this disk, {_source(entry)}"
+    if path and entry.role == "drafter" and lookup_cache_path(path).is_file():
+        where += ", a lookup cache beside it"
     kind = f"{entry.kind} drafter" if entry.role == "drafter" else "target"
     default = ", the default" if entry.name == known.default else ""
     return f"{entry.name}: {kind}{default}; {where}; licence {entry.licence}; {entry.remarks}"

@@ -16,6 +16,7 @@ from ..cost import CostTable
 from ..engine import Engine
 from ..errors import PairError
 from ..loading import load
+from ..lookup_cache import told_of
 from ..sequence import SamplingParams, Stats
 from .gguf_header import GgufHeader, read_header
 
@@ -165,9 +166,11 @@ def expected(drafter: Path) -> str:
     said = {k: v for k, v in header.metadata.items() if "tau" in k.replace(".", "_").split("_")}
     said |= {k: v for k, v in header.metadata.items() if "acceptance" in k}
     known = [_calibrated(drafter), ", ".join(f"{key} = {value}" for key, value in said.items())]
-    return "; ".join(filter(None, known)) or (
+    promised = "; ".join(filter(None, known)) or (
         "not known: the file states nothing, and no calibration lies beside it"
     )
+    looked_up = told_of(drafter, n_vocab=header.length(TOKENS_KEY))
+    return f"{promised}; lookup cache: {looked_up}" if looked_up else promised
 
 
 def _calibrated(drafter: Path) -> str:

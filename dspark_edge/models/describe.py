@@ -7,6 +7,7 @@ from pathlib import Path
 
 from .._core import DrafterFile
 from ..errors import PairError
+from ..lookup_cache import told_of
 from .gguf_header import GgufHeader, read_model
 from .layers import has_window, layers_of
 from .memory_estimate import KV_BYTES, n_vocab_of
@@ -82,6 +83,7 @@ def _drafter(path: Path, header: GgufHeader) -> list[tuple[str, str]]:
         ("confidence head", "yes" if file.has_confidence else "no"),
         ("draft vocabulary", f"{n_draft_vocab} tokens (d2t)" if n_draft_vocab else "all tokens"),
         ("own tensors", ", ".join(own) or "none: embedding and output are the target's"),
+        ("lookup cache", told_of(path, n_vocab=n_vocab_of(header)) or "none beside it"),
     ]
 
 
