@@ -12,9 +12,8 @@ from collections.abc import Mapping, Sequence
 from functools import cache
 from operator import index
 
-from ._core import BlockDecoder, SamplingConfig
+from ._core import BlockDecoder, LookupIndex, SamplingConfig
 from .errors import ContextFullError
-from .lookup import LookupDrafter
 from .prompt import ChatTemplate
 from .sampling import sampling_config
 from .sequence import Request, SamplingParams, Stats
@@ -100,7 +99,7 @@ class Intake:
             stats=Stats(seed=seed, n_prompt=len(tokens)),
             text=TextStream(params.stop),
             started_s=time.perf_counter(),
-            lookup=LookupDrafter() if self._speculation.looks_up else None,
+            lookup=LookupIndex() if self._speculation.looks_up else None,
         )
 
     def _prompt_tokens(self, prompt: str | Sequence[int]) -> list[int]:

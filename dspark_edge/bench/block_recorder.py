@@ -10,12 +10,12 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
+from .._core import LookupIndex
 from ..calibration import Recording
 from ..choice import LONG_LOOKUP_LEN
 from ..engine import Engine
 from ..errors import PairError
 from ..loading import load
-from ..lookup import LookupDrafter
 from ..models import find_drafter, target_path
 from ..sampling import sampling_config
 from ..sequence import SamplingParams
@@ -119,7 +119,7 @@ class Recorder:
         for begin in range(0, len(before), decoder.n_batch):
             decoder.prefill(SEQ_ID, before[begin : begin + decoder.n_batch])
         n_room = min(max_tokens, decoder.n_ctx - len(prompt))
-        lookup = LookupDrafter()
+        lookup = LookupIndex()
         lookup.extend(prompt)
         while len(into.tokens) < n_room and anchor not in self._end_tokens:
             draft = decoder.draft([SEQ_ID], [anchor])[0]
