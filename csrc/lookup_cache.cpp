@@ -151,9 +151,10 @@ Followers LookupCache::followers(const int32_t * end, size_t n_before) const {
     const CacheEntry * first = entries_.data() + starts_[b];
     const CacheEntry * last = entries_.data() + starts_[b + 1];
     for (int32_t n_same = kMinContext; n_same <= n; ++n_same) {
-        const auto range = std::equal_range(
-            first, last, sought,
-            [n_same](const auto & x, const auto & y) { return is_before(x, y, n_same); });
+        const auto range = std::equal_range(first, last, sought,
+                                            [n_same](const CacheEntry & x, const CacheEntry & y) {
+                                                return is_before(x, y, n_same);
+                                            });
         first = range.first;
         last = range.second;
         if (first == last) {
