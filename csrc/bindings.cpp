@@ -1,5 +1,7 @@
 // The Python face of the core: types, the GIL, errors. No logic. dspark_edge/_core.pyi is its
 // contract.
+#include "bindings.h"
+
 #include <pybind11/numpy.h>
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
@@ -68,15 +70,6 @@ Draw draw_token(py::array_t<float, py::array::c_style | py::array::forcecast> lo
         }
     }
     return Sampler(sampling, nullptr, n).draw({row.data(), n}, position, before, false);
-}
-
-// What a round returns are named tuples, made in one go: code that runs once a round runs with cold
-// caches behind a model pass, and an attribute that is converted at each access is dear there.
-py::object named_tuple(py::module_ & m, const char * name, const char * fields) {
-    py::object type = py::module_::import("collections").attr("namedtuple")(name, fields);
-    type.attr("__module__") = "dspark_edge._core";
-    m.attr(name) = type;
-    return type;
 }
 
 py::list as_tuples(const std::vector<std::vector<TokenLogprob>> & lists) {
@@ -373,6 +366,13 @@ void bind_decoder(py::module_ & m) {
 
 }  // namespace
 
+py::object dspark::named_tuple(py::module_ & m, const char * name, const char * fields) {
+    py::object type = py::module_::import("collections").attr("namedtuple")(name, fields);
+    type.attr("__module__") = "dspark_edge._core";
+    m.attr(name) = type;
+    return type;
+}
+
 PYBIND11_MODULE(_core, m) {
     m.doc() = "Drafts blocks and verifies them against llama.cpp contexts.";
     m.attr("built_against") = LLAMA_CPP_PYTHON_VERSION;
@@ -387,6 +387,7 @@ PYBIND11_MODULE(_core, m) {
     });
     bind_records(m);
     bind_decoder(m);
+    bind_lookup(m);
     m.def("device_memory", &device_memory);
     m.def(
         "draw_token",

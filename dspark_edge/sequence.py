@@ -12,11 +12,10 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from .ledger import DraftLedger
-from .lookup import LookupDrafter
 from .text import TextStream
 
 if TYPE_CHECKING:
-    from ._core import SamplingConfig
+    from ._core import LookupIndex, SamplingConfig
 
 FinishReason = Literal["stop", "length", "context_full", "abort", "error"]
 
@@ -170,7 +169,7 @@ class Request:
     finish_reason: FinishReason | None = None
     is_suspect: bool = False  # a pass that it took part in failed and emptied its sequence
     ledger: DraftLedger = field(default_factory=DraftLedger)
-    lookup: LookupDrafter | None = None
+    lookup: LookupIndex | None = None
 
     @property
     def n_past(self) -> int:

@@ -19,9 +19,8 @@ from fake_decoder import (
 )
 
 from dspark_edge import SamplingParams, Stats
-from dspark_edge._core import SamplingConfig
+from dspark_edge._core import LookupIndex, SamplingConfig
 from dspark_edge.cost import CostTable
-from dspark_edge.lookup import LookupDrafter
 from dspark_edge.recorder import RoundRecorder
 from dspark_edge.sequence import Request
 from dspark_edge.signals import n_same_tokens
@@ -45,7 +44,7 @@ def request_of(
         text=TextStream(),
         started_s=time.perf_counter(),
         seq_id=seq_id,
-        lookup=LookupDrafter(),
+        lookup=LookupIndex(),
     )
 
 
