@@ -496,7 +496,7 @@ def test_what_the_cache_says_counts_the_more_the_more_often_it_saw_it(is_cached:
         for odds, n in ((-2.0, 30), (1.0, 1), (3.4, 30))
     )
     assert rare < once < often
-    assert rare < 0.2
+    assert rare < 0.3
     assert often > 0.8 or not is_cached
 
 
