@@ -10,6 +10,7 @@ from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
+from .cost import DEPTH_STEP
 from .parking import Parking
 from .probing import PROBE_DRAFTS, BlockHistory, ProbePrice, Probes, Row
 from .scheduler import Costs, RoundPlan, choose_lengths
@@ -32,7 +33,10 @@ class Choice:
 
 
 class _Times(dict[int, float]):
-    """Seconds of a target pass by batch_tokens, at one depth; each is asked for once a round."""
+    """Seconds of a target pass by batch_tokens, at one depth; each is asked for once.
+
+    Kept until costs are corrected: to ask for them anew in each round took half of choosing.
+    """
 
     __slots__ = ("_costs", "_depth")
 
@@ -78,6 +82,7 @@ class Competition:
         "_probe_price",
         "_probes",
         "_round",
+        "_times",
         "_worth",
         "bar",
     )
@@ -101,6 +106,7 @@ class Competition:
         self._n_seq = 1
         self._n_rounds = 0
         self._round: _Round | None = None
+        self._times: dict[int, _Times] = {}
 
     @property
     def reason(self) -> str:
@@ -135,7 +141,7 @@ class Competition:
         n_seq = len(keys)
         self._n_alike = self._n_alike + 1 if n_seq == self._n_seq else 0
         self._n_seq, self._n_behind = n_seq, 0
-        self._round = _Round(keys, lookup, _Times(self._costs, depth), max_batch_tokens)
+        self._round = _Round(keys, lookup, self._times_at(depth), max_batch_tokens)
         if not self._has_drafter or not may_draft or max_batch_tokens <= n_seq:
             return []
         parking = self._current = self._parking(keys)
@@ -234,7 +240,17 @@ class Competition:
         self._parkings.pop((1, key), None)
         self._history.finish(key)
 
+    def correct_costs(self) -> None:
+        """The costs have changed since the last round."""
+        self._times.clear()
+
     # ------------------------------------------------------------ numbers
+
+    def _times_at(self, depth: int) -> _Times:
+        bucket = depth // DEPTH_STEP  # costs are the same all over it
+        if bucket not in self._times:
+            self._times[bucket] = _Times(self._costs, depth)
+        return self._times[bucket]
 
     def _without(self, now: _Round) -> RoundPlan:
         if now.without is None:

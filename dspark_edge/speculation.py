@@ -333,6 +333,7 @@ class Speculation:
         for call, values in self._later:
             call(*values)
         self._later.clear()
+        self._competition.correct_costs()
 
     def _resolve(self, request: Request, position: int, token_ids: Sequence[int]) -> None:
         for signals, n_correct, n_seen in request.ledger.resolve(position, token_ids):
