@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .files import FILE_MODE, replace_file
+from .models.pairing import lookup_cache_path
 
 VERSION = 1
 TOKENS_MAX = 4_000_000
@@ -35,11 +36,6 @@ class LookupTexts:
 
     tokens: Ints
     lengths: Ints
-
-
-def lookup_cache_path(drafter: Path) -> Path:
-    """Beside the drafter: NAME.lookup.npz for NAME.gguf."""
-    return drafter.with_name(f"{drafter.stem}.lookup.npz")
 
 
 def save_lookup_texts(path: Path, replies: Iterable[Sequence[int] | Ints]) -> LookupTexts:

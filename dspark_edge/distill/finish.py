@@ -12,7 +12,8 @@ from dataclasses import dataclass
 import torch
 
 from ..files import fingerprint
-from ..lookup_cache import LookupTexts, lookup_cache_path, save_lookup_texts
+from ..lookup_cache import LookupTexts, save_lookup_texts
+from ..models.pairing import lookup_cache_path
 from .batch import DraftVocabulary
 from .build import all_sequences
 from .clock import Clock, Pieces

@@ -10,7 +10,8 @@ from pathlib import Path
 from urllib.parse import quote
 
 from ..files import write_atomically
-from ..lookup_cache import LookupTexts, lookup_cache_path
+from ..lookup_cache import LookupTexts
+from ..models.pairing import lookup_cache_path
 from ..reliability import Reliability
 from .chart import Panel, Series, svg
 from .evaluate import Acceptance

@@ -18,7 +18,7 @@ from ..errors import DsparkError, MemoryPlanError, ModelError
 from .catalogue import Catalogue, Entry, catalogue
 from .gguf_header import read_model
 from .memory_estimate import Part, Setting
-from .pairing import files_of, find_drafter, others_on_disk, target_path
+from .pairing import files_of, find_drafter, lookup_cache_path, others_on_disk, target_path
 from .pull import pull
 
 if TYPE_CHECKING:
@@ -64,8 +64,6 @@ def _list(args: argparse.Namespace) -> int:
 
 
 def _line(entry: Entry, known: Catalogue) -> str:
-    from ..lookup_cache import lookup_cache_path
-
     path = next(files_of(entry), None)
     where = str(path) if path else f"not on this disk, {_source(entry)}"
     if path and entry.role == "drafter" and lookup_cache_path(path).is_file():

@@ -99,6 +99,11 @@ def find_drafter(target: Path) -> Path | None:
     return None
 
 
+def lookup_cache_path(drafter: Path) -> Path:
+    """The drafter's lookup cache, beside it: NAME.lookup.npz for NAME.gguf."""
+    return drafter.with_name(f"{drafter.stem}.lookup.npz")
+
+
 def files_of(entry: Entry, beside: Path | None = None) -> Iterator[Path]:
     """An entry's files on this disk: beside a given file, among ours, in the hub's cache."""
     folders = [folder for folder in (beside, models_folder()) if folder]
