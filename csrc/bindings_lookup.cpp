@@ -44,8 +44,9 @@ void bind_lookup(py::module_ & m) {
             "propose",
             [proposal_type](const LookupIndex & self, int32_t n_max) {
                 const LookupProposal p = self.propose(n_max);
-                return proposal_type(p.tokens, p.match_len, p.is_cached, p.agreement,
-                                     p.cache_agreement, p.cache_count);
+                return make_named(proposal_type,
+                                  py::make_tuple(p.tokens, p.match_len, p.is_cached, p.agreement,
+                                                 p.cache_agreement, p.cache_count));
             },
             py::arg("n_max"));
 }
