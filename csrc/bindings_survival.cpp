@@ -14,8 +14,8 @@ namespace dspark {
 
 namespace {
 
-[[noreturn]] void refuse(const char * what, PyObject * value) {
-    throw py::type_error(std::string("signals have ") + Py_TYPE(value)->tp_name + " as " + what);
+[[noreturn]] void refuse(const char * field, PyObject * value) {
+    throw py::type_error(std::string("signals' ") + field + " is a " + Py_TYPE(value)->tp_name);
 }
 
 double as_double(PyObject * value) {
@@ -123,7 +123,7 @@ class SignalsReader {
         Layout layout{};
         layout.type = type;
         for (int field = 0; field < kFields; ++field) {
-            const py::object member = object.attr(kFieldNames[field]);
+            const py::object member = py::getattr(object, kFieldNames[field], py::none());
             if (Py_TYPE(member.ptr()) != &PyMemberDescr_Type) {
                 throw py::type_error(std::string(type->tp_name) + " is not a DraftSignals");
             }
