@@ -356,6 +356,13 @@ class LookupIndex:
         context.
         """
 
+    def propose_behind(self, tokens: list[int], n_max: int) -> LookupProposal:
+        """The same behind `tokens`: appends those that the sequence lacks first, all in one call.
+
+        tokens: the sequence and what follows; its known part is not compared. Raises ValueError
+        when it is shorter, and as extend.
+        """
+
 class Comparison(NamedTuple):
     """How a draft compares with the other proposer's for the same place.
 
