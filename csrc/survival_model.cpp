@@ -230,7 +230,7 @@ Comparison SurvivalModel::against(const std::vector<int64_t> & mine,
     check_length(rival);
     rival.rival = {};
     const DraftFeatures features(rival, recent_);
-    const size_t n_both = std::min(mine.size(), theirs.size());
+    const size_t n_both = std::min({mine.size(), theirs.size(), rival.n_tokens});
     const auto differs = std::mismatch(mine.begin(), mine.begin() + n_both, theirs.begin());
     const auto n_same = static_cast<size_t>(differs.first - mine.begin());
     const std::vector<FeatureRow> & weights = weights_[rival.kind()];
