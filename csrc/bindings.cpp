@@ -124,7 +124,7 @@ py::list draft(BlockDecoder & self, const std::vector<int32_t> & seq_ids,
     }
     py::list result;
     for (const Draft & d : drafts) {
-        result.append(type(d.tokens, d.confidence, d.certainty));
+        result.append(make_named(type, py::make_tuple(d.tokens, d.confidence, d.certainty)));
     }
     return result;
 }
@@ -159,8 +159,8 @@ py::list verify(BlockDecoder & self, const std::vector<int32_t> & seq_ids,
     }
     py::list result;
     for (const Verdict & v : verdicts) {
-        result.append(
-            type(v.tokens, v.n_accepted, v.margins, as_tuples(v.logprobs), text_of(v.error)));
+        result.append(make_named(type, py::make_tuple(v.tokens, v.n_accepted, v.margins,
+                                                      as_tuples(v.logprobs), text_of(v.error))));
     }
     return result;
 }
@@ -373,6 +373,15 @@ py::object dspark::named_tuple(py::module_ & m, const char * name, const char * 
     return type;
 }
 
+py::object dspark::make_named(const py::object & type, const py::tuple & values) {
+    const auto made = py::reinterpret_steal<py::object>(PyTuple_Type.tp_new(
+        reinterpret_cast<PyTypeObject *>(type.ptr()), py::make_tuple(values).ptr(), nullptr));
+    if (!made) {
+        throw py::error_already_set();
+    }
+    return made;
+}
+
 PYBIND11_MODULE(_core, m) {
     m.doc() = "Drafts blocks and verifies them against llama.cpp contexts.";
     m.attr("built_against") = LLAMA_CPP_PYTHON_VERSION;
@@ -388,6 +397,7 @@ PYBIND11_MODULE(_core, m) {
     bind_records(m);
     bind_decoder(m);
     bind_lookup(m);
+    bind_survival(m);
     m.def("device_memory", &device_memory);
     m.def(
         "draw_token",

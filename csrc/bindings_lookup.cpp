@@ -23,6 +23,30 @@ std::shared_ptr<LookupCache> make_cache(const Tokens & tokens, const Tokens & le
                                          lengths.data(), static_cast<size_t>(lengths.size()));
 }
 
+// Appends what `tokens` has behind the sequence so far: the rest of a long list is not looked at.
+void extend_to(LookupIndex & self, const py::list & tokens) {
+    if (tokens.size() < self.size()) {
+        throw Error(ErrorKind::value, "tokens are " + std::to_string(tokens.size()) +
+                                          " but the index knows " + std::to_string(self.size()) +
+                                          " of them; make a new one");
+    }
+    std::vector<int32_t> added;
+    for (size_t i = self.size(); i < tokens.size(); ++i) {
+        py::detail::make_caster<int32_t> token;
+        if (!token.load(tokens[i], true)) {
+            throw py::type_error("tokens must be integers of 32 bits");
+        }
+        added.push_back(token);
+    }
+    self.extend(added);
+}
+
+py::object propose(const LookupIndex & self, int32_t n_max, const py::object & type) {
+    const LookupProposal p = self.propose(n_max);
+    return make_named(type, py::make_tuple(p.tokens, p.match_len, p.is_cached, p.agreement,
+                                           p.cache_agreement, p.cache_count));
+}
+
 }  // namespace
 
 void bind_lookup(py::module_ & m) {
@@ -43,11 +67,16 @@ void bind_lookup(py::module_ & m) {
         .def(
             "propose",
             [proposal_type](const LookupIndex & self, int32_t n_max) {
-                const LookupProposal p = self.propose(n_max);
-                return proposal_type(p.tokens, p.match_len, p.is_cached, p.agreement,
-                                     p.cache_agreement, p.cache_count);
+                return propose(self, n_max, proposal_type);
             },
-            py::arg("n_max"));
+            py::arg("n_max"))
+        .def(
+            "propose_behind",
+            [proposal_type](LookupIndex & self, const py::list & tokens, int32_t n_max) {
+                extend_to(self, tokens);
+                return propose(self, n_max, proposal_type);
+            },
+            py::arg("tokens"), py::arg("n_max"));
 }
 
 }  // namespace dspark

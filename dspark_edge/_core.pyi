@@ -11,6 +11,8 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from .signals import DraftSignals
+
 built_against: str  # version of llama-cpp-python
 
 class SamplingConfig:
@@ -352,6 +354,95 @@ class LookupIndex:
         estimate. A copy may run past the end into its own output, so a repetition is continued.
         The cache goes on with its likeliest token, of equals the smallest, while it knows the
         context.
+        """
+
+    def propose_behind(self, tokens: list[int], n_max: int) -> LookupProposal:
+        """The same behind `tokens`: appends those that the sequence lacks first, all in one call.
+
+        tokens: the sequence and what follows; its known part is not compared. Raises ValueError
+        when it is shorter, and as extend.
+        """
+
+class Comparison(NamedTuple):
+    """How a draft compares with the other proposer's for the same place.
+
+    n_same: first tokens that both have. logits: of those in the other's draft, as it is believed
+    alone, and of the first that differs, if both have one there; each within -4..4.
+    """
+
+    n_same: int
+    logits: list[float]
+
+class SurvivalNumbers:
+    """The weights of a survival model and how firmly each is known, by slot and kind of token.
+
+    Each resolved slot moves its weights by one Newton step with a diagonal, slowly forgotten
+    precision: what an offline fit knows well moves little.
+
+    All that take a draft keep the GIL, for some microseconds, and raise ValueError when it is
+    longer than n_slots or its lists differ in length, TypeError when it is no DraftSignals.
+    """
+
+    def __init__(
+        self,
+        weights: Sequence[Sequence[float]],
+        precision: Sequence[Sequence[float]],
+        *,
+        precision_min: float,
+        recent_start: float,
+        recent_smoothing: float,
+    ) -> None:
+        """weights, precision [n_slots][n_features]: as named in signals.FEATURES.
+
+        precision_min: forgetting ends there. recent_start, recent_smoothing: of the acceptance that
+        counts where signals know none, per slot. Raises ValueError at another shape.
+        """
+
+    @property
+    def n_slots(self) -> int:
+        """Longest draft, in tokens."""
+
+    @property
+    def acceptance_by_position(self) -> list[tuple[int, int]]:
+        """(n_right, n_observed) of each slot of the drafter, given that those before were right."""
+
+    @property
+    def lookup_acceptance_by_position(self) -> list[tuple[int, int]]:
+        """The same for lookup."""
+
+    @property
+    def weights(self) -> list[list[float]]:
+        """A copy, [n_slots][n_features]."""
+
+    @property
+    def precision(self) -> list[list[float]]:
+        """A copy, [n_slots][n_features]."""
+
+    def set_row(self, slot: int, weights: Sequence[float], precision: Sequence[float]) -> None:
+        """One number per feature each, for one slot, from 0. Raises ValueError at another number of
+        them, or no such slot."""
+
+    def features(self, signals: DraftSignals) -> list[tuple[float, ...]]:
+        """What the weights are applied to: for each token the features of its kind."""
+
+    def survival(self, signals: DraftSignals, floor: float = 0.0) -> list[float]:
+        """a_k for each draft token: non-increasing, strictly between 0 and 1.
+
+        It ends behind the first below `floor`: nobody needs to know how unlikely the rest is.
+        """
+
+    def against(self, signals: DraftSignals, rival: DraftSignals) -> DraftSignals:
+        """The draft, compared with the other proposer's for the same place, if both have one.
+
+        Two that agree are right more often than either alone. A new object, or else `signals`.
+        """
+
+    def observe(self, signals: DraftSignals, n_correct: int, n_seen: int) -> None:
+        """Learn from one resolved draft.
+
+        Slots 1..n_correct were right and, if n_correct < n_seen, the next was wrong. Slots beyond
+        the first wrong one or beyond n_seen are censored: they say nothing.
+        Raises ValueError unless 0 <= n_correct <= n_seen <= number of draft tokens.
         """
 
 def device_memory() -> list[DeviceMemory]:

@@ -19,12 +19,11 @@ from .confidence import (
     LOOKUP_PRECISION,
     PRIOR_PRECISION,
     SurvivalModel,
-    n_decided,
     prior,
     prior_precision,
 )
 from .files import fingerprint, write_atomically
-from .ledger import DraftLedger
+from .ledger import DraftLedger, n_decided
 from .signals import DRAFTED, FEATURES, N_DRAFTER, DraftSignals, in_all_features
 
 Array = npt.NDArray[np.float64]

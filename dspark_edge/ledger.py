@@ -8,8 +8,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from .confidence import COPY_SMOOTHING, RECENT_SMOOTHING, RECENT_START, n_decided
 from .signals import DraftSignals, n_same_tokens
+
+RECENT_START = 0.5
+RECENT_SMOOTHING = 0.25  # per slot; about the last draft
+COPY_SMOOTHING = 0.08  # per copy of lookup; about the last dozen
 
 
 class DraftLedger:
@@ -88,3 +91,8 @@ def _agreement(draft: Sequence[int], text: Sequence[int]) -> tuple[int, bool]:
     """How many first tokens are equal, and whether the two then differ."""
     n = n_same_tokens(draft, text)
     return n, n < min(len(draft), len(text))
+
+
+def n_decided(n_correct: int, n_seen: int) -> int:
+    """Slots of a draft about which the text has spoken: the right ones and the first wrong one."""
+    return min(n_correct + (n_correct < n_seen), n_seen)

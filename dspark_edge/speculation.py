@@ -369,8 +369,7 @@ class Speculation:
         for request in requests:
             if request.lookup is None:
                 raise ValueError("a request without a lookup index cannot be looked up")
-            request.lookup.extend(request.tokens[len(request.lookup) :])
-            found = request.lookup.propose(self._n_lookup)
+            found = request.lookup.propose_behind(request.tokens, self._n_lookup)
             ledger = request.ledger
             signals.append(looked_up(found, ledger.recent_lookup, ledger.recent_copies))
         return signals

@@ -352,3 +352,22 @@ def test_a_negative_token_is_refused_and_changes_nothing() -> None:
     with pytest.raises(ValueError, match="token -1 is negative; give 0 or more"):
         index.extend([1, 2, -1])
     assert len(index) == 2
+
+
+def test_what_a_sequence_lacks_of_the_tokens_is_appended_before_it_proposes() -> None:
+    tokens = [1, 2, 3, 4, 1, 2]
+    whole, grown = an_index(tokens), an_index(tokens[:3])
+    assert grown.propose_behind(tokens, 3) == whole.propose(3)
+    assert len(grown) == 6
+    assert grown.propose_behind(tokens, 3).tokens == [3, 4, 1]
+
+
+def test_tokens_that_do_not_continue_a_sequence_are_refused_and_change_nothing() -> None:
+    index = an_index([1, 2])
+    with pytest.raises(ValueError, match="tokens are 1 but the index knows 2 of them"):
+        index.propose_behind([1], 8)
+    with pytest.raises(ValueError, match="token -1 is negative; give 0 or more"):
+        index.propose_behind([1, 2, 3, -1], 8)
+    with pytest.raises(TypeError, match="tokens must be integers of 32 bits"):
+        index.propose_behind([1, 2, "3"], 8)  # type: ignore[list-item]
+    assert len(index) == 2
