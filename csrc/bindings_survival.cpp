@@ -1,7 +1,7 @@
 // The Python face of the survival model. No logic; the GIL stays: a call takes microseconds.
 #include <pybind11/stl.h>
-#include <structmember.h>
 
+#include <array>
 #include <utility>
 
 #include "bindings.h"
@@ -34,29 +34,19 @@ int64_t as_int(PyObject * value) {
     return x;
 }
 
-// The fields of a DraftSignals by their places in memory, which its class tells: behind a model
-// pass nothing is in the processor's caches, and ten attributes by name take 3 us more.
+// Reads a DraftSignals of dspark_edge/signals.py.
 class SignalsReader {
   public:
-    // signals: of the class DraftSignals or one with the same slots; must outlive this.
-    explicit SignalsReader(const py::object & signals) : signals_(signals.ptr()) {
-        if (Py_TYPE(signals_) != last_.type) {
-            last_ = layout_of(Py_TYPE(signals_));
-        }
-        layout_ = last_;
-    }
+    // signals must outlive this.
+    explicit SignalsReader(const py::object & signals) : signals_(signals) {}
 
     // The draft with another rival.
     py::object with_rival(const py::object & rival) const {
-        auto copy = py::reinterpret_steal<py::object>(layout_.type->tp_alloc(layout_.type, 0));
-        if (!copy) {
-            throw py::error_already_set();
-        }
+        py::tuple fields(static_cast<size_t>(kFields));
         for (int field = 0; field < kFields; ++field) {
-            py::object own = field == kRival ? rival : value(field);
-            slot(copy.ptr(), field) = own.release().ptr();
+            fields[field] = field == kRival ? rival : value(field);
         }
-        return copy;
+        return py::type::of(signals_)(*fields);
     }
 
     size_t n_tokens() const { return static_cast<size_t>(PyList_GET_SIZE(list(kTokens).ptr())); }
@@ -92,7 +82,7 @@ class SignalsReader {
     }
 
   private:
-    enum Field {
+    enum Field {  // in the order of its constructor
         kTokens,
         kConfidence,
         kCertainty,
@@ -109,43 +99,25 @@ class SignalsReader {
         "tokens", "confidence",    "certainty", "match_len",       "recent",
         "rival",  "recent_copies", "is_cached", "cache_agreement", "cache_count"};
 
-    struct Layout {
-        PyTypeObject * type;
-        Py_ssize_t offsets[kFields];
-    };
-
-    // Throws TypeError unless the class has exactly these fields, as slots.
-    static Layout layout_of(PyTypeObject * type) {
-        const auto object = py::reinterpret_borrow<py::object>(reinterpret_cast<PyObject *>(type));
-        if (!py::hasattr(object, "__slots__") || py::len(object.attr("__slots__")) != kFields) {
-            throw py::type_error(std::string(type->tp_name) + " is not a DraftSignals");
-        }
-        Layout layout{};
-        layout.type = type;
-        for (int field = 0; field < kFields; ++field) {
-            const py::object found = py::getattr(object, kFieldNames[field], py::none());
-            const auto * member = reinterpret_cast<PyMemberDescrObject *>(found.ptr());
-            if (Py_TYPE(found.ptr()) != &PyMemberDescr_Type ||
-                member->d_member->type != T_OBJECT_EX) {
-                throw py::type_error(std::string(type->tp_name) + " is not a DraftSignals");
+    // Names made once: a call behind a model pass finds nothing in the processor's caches.
+    static PyObject * name_of(int field) {
+        static const auto names = [] {
+            std::array<PyObject *, kFields> made{};
+            for (int i = 0; i < kFields; ++i) {
+                made[i] = PyUnicode_InternFromString(kFieldNames[i]);
             }
-            layout.offsets[field] = member->d_member->offset;
-        }
-        object.inc_ref();  // so that no other class is ever found at its address
-        return layout;
-    }
-
-    PyObject *& slot(PyObject * object, int field) const {
-        return *reinterpret_cast<PyObject **>(reinterpret_cast<char *>(object) +
-                                              layout_.offsets[field]);
+            return made;
+        }();
+        return names[field];
     }
 
     py::object value(int field) const {
-        PyObject * value = slot(signals_, field);
-        if (value == nullptr) {
-            throw py::type_error(std::string("signals lack ") + kFieldNames[field]);
+        auto value =
+            py::reinterpret_steal<py::object>(PyObject_GetAttr(signals_.ptr(), name_of(field)));
+        if (!value) {
+            throw py::error_already_set();
         }
-        return py::reinterpret_borrow<py::object>(value);
+        return value;
     }
 
     py::object list(int field) const {
@@ -194,9 +166,7 @@ class SignalsReader {
         return {as_int(PyTuple_GET_ITEM(rival.ptr(), 0)), doubles(logits)};
     }
 
-    inline static Layout last_{};
-    PyObject * signals_;
-    Layout layout_;
+    const py::object & signals_;
 };
 
 py::object against(const SurvivalModel & self, const py::object & signals, const py::object & rival,

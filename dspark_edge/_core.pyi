@@ -380,7 +380,8 @@ class SurvivalNumbers:
     precision: what an offline fit knows well moves little.
 
     All that take a draft keep the GIL, for some microseconds, and raise ValueError when it is
-    longer than n_slots or its lists differ in length, TypeError when it is no DraftSignals.
+    longer than n_slots or its lists differ in length, AttributeError or TypeError when it
+    is no DraftSignals.
     """
 
     def __init__(

@@ -20,9 +20,9 @@ DRAFTER_PRIOR = (0.0, 0.7, 0.5, 0.8, 0.5, 1.2, -0.8, 0.7)
 # Bias by slot, then one weight each: from fits to the same replies, at temperatures 0, 0.7 and 1.
 # What a match is worth depends on the text more than on the model.
 LOOKUP_BIASES = (-2.3, -1.8, -1.6, -1.4)
-LOOKUP_PRIOR = (3.4, 0.9, 0.1, 0.3, 1.0, -0.8, 0.4, 0.5, 0.2)
-CACHED_BIASES = (-2.0, -2.0, -1.9, -1.8)
-CACHED_PRIOR = (0.5, 0.7, 0.1, 0.5, 1.0, -0.8, 0.4, 0.9, 1.0)
+LOOKUP_PRIOR = (3.4, 0.9, 0.1, 0.3, 1.0, -0.8, 0.4, 0.2, 0.3)
+CACHED_BIASES = (-2.5, -2.4)
+CACHED_PRIOR = (2.5, 0.8, 0.1, 0.0, 1.3, -1.7, 0.6, 0.8, 0.2)
 PRIOR_PRECISION = 1.0  # of a weight; what is forgotten never falls below it
 LOOKUP_PRECISION = 20.0  # of their priors, which are fits
 
@@ -111,8 +111,9 @@ class SurvivalModel(SurvivalNumbers):
 
 def prior(slot: int) -> list[float]:
     """The weights of a slot (from 0) before any data, one per feature."""
-    last = len(LOOKUP_BIASES) - 1
-    copied, cached = (biases[min(slot, last)] for biases in (LOOKUP_BIASES, CACHED_BIASES))
+    copied, cached = (
+        biases[min(slot, len(biases) - 1)] for biases in (LOOKUP_BIASES, CACHED_BIASES)
+    )
     return [*DRAFTER_PRIOR, copied, *LOOKUP_PRIOR, cached, *CACHED_PRIOR]
 
 
