@@ -496,8 +496,9 @@ def test_what_the_cache_says_counts_the_more_the_more_often_it_saw_it(is_cached:
         for odds, n in ((-2.0, 30), (1.0, 1), (3.4, 30))
     )
     assert rare < once < often
-    assert rare < 0.3
-    assert often > 0.8 or not is_cached
+    if is_cached:  # a copy has other witnesses
+        assert rare < 0.1
+        assert often > 0.8
 
 
 def test_tokens_out_of_the_cache_and_copies_are_learnt_apart() -> None:

@@ -244,7 +244,7 @@ class Another:
 def test_what_is_no_draft_is_refused(nonsense: object) -> None:
     model = SurvivalModel(1)
     for call in (model.survival, model.features):
-        with pytest.raises((AttributeError, TypeError), match="no attribute|member_descriptor"):
+        with pytest.raises((AttributeError, TypeError), match=r"no attribute|member_descriptor"):
             call(nonsense)  # type: ignore[operator]
     good = DraftSignals([1], None, [])
     assert model.survival(good) == [0.5]
