@@ -16,7 +16,6 @@ import numpy.typing as npt
 import platformdirs
 
 from .confidence import (
-    LOOKUP_PRECISION,
     PRIOR_PRECISION,
     SurvivalModel,
     prior,
@@ -24,7 +23,7 @@ from .confidence import (
 )
 from .files import fingerprint, write_atomically
 from .ledger import DraftLedger, n_decided
-from .signals import DRAFTED, FEATURES, N_DRAFTER, DraftSignals, in_all_features
+from .signals import DRAFTED, FEATURES, DraftSignals, in_all_features
 
 Array = npt.NDArray[np.float64]
 
@@ -33,9 +32,7 @@ GAIN_MIN = 1e-6  # nats that a step promises; rounding hides what is below
 PRIOR_ROWS = 4.0  # weight of the prior, and ...
 SHARED_ROWS = 20.0  # ... of the fit of all slots on each slot, in precision per weight
 N_TYPICAL = 256
-PRECISION_MAX = 100.0  # trust in a fit, however large: other texts differ, most of all in ...
-# ... what repeats
-_MOST_TRUST = [PRECISION_MAX] * N_DRAFTER + [LOOKUP_PRECISION] * (len(FEATURES) - N_DRAFTER)
+PRECISION_MAX = 100.0  # trust in a fit, however large: other texts differ
 
 
 @dataclass(slots=True)
@@ -133,7 +130,7 @@ def _fit(blocks: Sequence[Decided], n_slots: int) -> SurvivalModel:
         own = slots == slot
         weights = _newton(x[own], right[own], shared, SHARED_ROWS)
         curvature = _precision(x[own], weights)
-        curvature = np.clip(curvature, PRIOR_PRECISION, _MOST_TRUST)
+        curvature = np.clip(curvature, PRIOR_PRECISION, PRECISION_MAX)
         model.set_slot(
             slot,
             np.where(seen, weights, prior(slot)).tolist(),
