@@ -238,6 +238,17 @@ def test_on_flat_curves_ours_is_near_one_that_knows_the_true_chances(cost: str) 
     assert policies["ours"]["tps"] >= 0.95 * informed, informed / policies["oracle"]["tps"]
 
 
+@pytest.mark.parametrize("cost", FLAT)
+def test_on_flat_curves_ours_is_within_a_tenth_of_the_oracle_where_drafts_are_mostly_right(
+    cost: str,
+) -> None:
+    # A tau of 6.5 with blocks of 7. What drafts get wrong, an oracle knows beforehand and nobody else.
+    made, times = recorded(4.5, False, True), Times(load_cost(cost).table)
+    ours = simulate(made, Ours(SurvivalModel(7), times), times)
+    assert 6.0 < ours.tau < 7.0
+    assert ours.tps >= 0.9 * simulate(made, BestPath(made, times), times).tps
+
+
 def test_the_oracle_of_lengths_drafts_always_and_verifies_what_is_right() -> None:
     outcome = simulate(texts([2, 2, 2, 0, 0, 0]), Oracle(always_drafts=True), Times(TABLE))
     # Three tokens by the first block, then one a round; each of the four rounds drafts but the last
