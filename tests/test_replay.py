@@ -242,7 +242,7 @@ def test_on_flat_curves_ours_is_near_one_that_knows_the_true_chances(cost: str) 
 def test_on_flat_curves_ours_is_within_a_tenth_of_the_oracle_where_drafts_are_mostly_right(
     cost: str,
 ) -> None:
-    # A tau of 6.5 with blocks of 7. What drafts get wrong, an oracle knows beforehand and nobody else.
+    # A tau of 6.5 with blocks of 7. What drafts get wrong, only an oracle knows beforehand.
     made, times = recorded(4.5, False, True), Times(load_cost(cost).table)
     ours = simulate(made, Ours(SurvivalModel(7), times), times)
     assert 6.0 < ours.tau < 7.0
