@@ -74,7 +74,7 @@ class SignalsReader {
         s.rival = rival();
         if (s.match_len > 0) {
             s.recent_copies = number_or_nothing(kRecentCopies);
-            s.is_cached = PyObject_IsTrue(value(kIsCached).ptr()) == 1;
+            s.is_cached = py::bool_(value(kIsCached));
             s.cache_agreement = doubles(list(kCacheAgreement));
             s.cache_count = doubles_or_nothing(kCacheCount);
         }

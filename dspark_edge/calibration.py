@@ -247,7 +247,7 @@ def load_calibration(
             told.append(f"{path} cannot be used ({error})")
     if notices is not None:
         notices += [
-            f"calibration {each}; the drafter starts on trial, bench calibrate makes a new one"
+            f"calibration {each}; nothing is known beforehand, bench calibrate makes a new one"
             for each in told
         ]
     return None

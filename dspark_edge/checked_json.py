@@ -9,6 +9,8 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+COUNT_MAX = 2**53  # what every reader of JSON can hold
+
 
 def is_number(value: Any) -> bool:
     """Whether a value is a finite number; true and false are none."""
@@ -17,7 +19,7 @@ def is_number(value: Any) -> bool:
 
 
 def _is_count(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= COUNT_MAX
 
 
 def json_object(value: object, name: str) -> dict[str, Any]:
@@ -43,6 +45,11 @@ def text(data: dict[str, Any], key: str) -> str:
 def one_of(data: dict[str, Any], key: str, names: tuple[str, ...]) -> str:
     """One of a few words."""
     return str(_take(data, key, lambda value: value in names, " or ".join(names)))
+
+
+def flag(data: dict[str, Any], key: str) -> bool:
+    """true or false."""
+    return bool(_take(data, key, lambda value: isinstance(value, bool), "true or false"))
 
 
 def count(data: dict[str, Any], key: str) -> int:

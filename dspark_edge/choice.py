@@ -6,7 +6,7 @@ memory.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from ._core import DrafterFile
@@ -36,10 +36,6 @@ class Choice:
     notices: list[str] = field(default_factory=list)
     fits: Path | None = None
 
-    def without_drafter(self, notice: str) -> Choice:
-        """Lookup alone instead, as it would have run beside the drafter; notice: why."""
-        return replace(lookup(notice, n_lookup=self.n_lookup), fits=self.fits)
-
     def n_verified(self, mode: Mode) -> int:
         """Draft tokens per sequence at most: in mode "auto" lookup goes on beside a drafter."""
         return max(self.n_max, self.n_lookup) if self.proposer and mode == "auto" else self.n_max
@@ -52,9 +48,6 @@ def choose(path: Path | None, drafter: str | Path | None, mode: Mode) -> Choice:
     """
     choice = _choose(path, drafter, mode)
     choice.n_lookup = lookup_len(path)
-    choice.fits = choice.drafter
-    if choice.proposer == "lookup" and path is not None:
-        choice.fits = find_drafter(path)
     return choice
 
 
@@ -77,7 +70,7 @@ def _choose(path: Path | None, drafter: str | Path | None, mode: Mode) -> Choice
     if drafter is None:
         return Choice(None, reason="no drafter was asked for")
     if drafter == "lookup":
-        return lookup()
+        return lookup(fits=find_drafter(path) if path else None)
     if drafter == "auto":
         found = find_drafter(path) if path else None
         if found is None:
@@ -91,10 +84,11 @@ def _choose(path: Path | None, drafter: str | Path | None, mode: Mode) -> Choice
     return _with_drafter(Path(drafter).expanduser())
 
 
-def lookup(*notices: str, n_lookup: int = LOOKUP_LEN) -> Choice:
-    """Prompt lookup; notices: why no drafter."""
-    return Choice("lookup", n_max=LOOKUP_LEN, n_lookup=n_lookup, notices=list(notices))
+def lookup(*notices: str, n_lookup: int = LOOKUP_LEN, fits: Path | None = None) -> Choice:
+    """Prompt lookup; notices: why no drafter. fits: as in Choice."""
+    return Choice("lookup", n_max=LOOKUP_LEN, n_lookup=n_lookup, notices=list(notices), fits=fits)
 
 
 def _with_drafter(drafter: Path) -> Choice:
-    return Choice("drafter", drafter=drafter, n_max=DrafterFile(str(drafter)).n_draft)
+    n_max = DrafterFile(str(drafter)).n_draft
+    return Choice("drafter", drafter=drafter, n_max=n_max, fits=drafter)

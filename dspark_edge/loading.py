@@ -19,7 +19,7 @@ import psutil
 
 from ._core import BlockDecoder, DecoderConfig, LookupCache, device_memory
 from .calibration import Calibration, load_calibration
-from .choice import Choice, choose
+from .choice import Choice, choose, lookup
 from .cost import CostTable
 from .cost_cache import cost_table
 from .errors import PairError
@@ -205,7 +205,7 @@ def _within_memory(asked: _Asked, choice: Choice, drafter: str | Path | None) ->
         is_loaded=bool(asked.address),
     )
     left_out = plan_load(asked.path, choice.drafter, setting=setting, is_explicit=drafter != "auto")
-    return choice.without_drafter(left_out) if left_out else choice
+    return lookup(left_out, n_lookup=choice.n_lookup, fits=choice.fits) if left_out else choice
 
 
 def _open(asked: _Asked, choice: Choice, drafter: str | Path | None) -> tuple[BlockDecoder, Choice]:
@@ -215,7 +215,8 @@ def _open(asked: _Asked, choice: Choice, drafter: str | Path | None) -> tuple[Bl
     except PairError as error:
         if drafter != "auto":
             raise
-        choice = choice.without_drafter(f"drafter {choice.drafter} is not used: {error}")
+        notice = f"drafter {choice.drafter} is not used: {error}"
+        choice = lookup(notice, n_lookup=choice.n_lookup)
         return _decoder(asked, choice), choice
 
 

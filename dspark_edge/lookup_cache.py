@@ -73,7 +73,7 @@ def load_lookup_texts(drafter: Path, *, n_vocab: int, notices: list[str]) -> Loo
     """What save_lookup_texts left beside the drafter; ids are below n_vocab.
 
     None when there is none, or none that can be believed, which is added to `notices`; never
-    raises. Memory is taken only for what the limits allow, whatever the file claims.
+    raises. No array takes more memory than the limits allow, whatever the file claims.
     """
     path = lookup_cache_path(drafter)
     try:
@@ -93,7 +93,7 @@ def told_of(drafter: Path, *, n_vocab: int) -> str:
     notices: list[str] = []
     texts = load_lookup_texts(drafter, n_vocab=n_vocab, notices=notices)
     if texts is None:
-        return "".join(notices)
+        return "".join(notices).removeprefix("lookup cache ")
     return f"{len(texts.tokens)} tokens in {len(texts.lengths)} replies, beside it"
 
 

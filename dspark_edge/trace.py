@@ -19,6 +19,7 @@ from .checked_json import (
     array,
     count,
     counts,
+    flag,
     is_number,
     json_object,
     numbers,
@@ -314,7 +315,7 @@ def _block(data: dict[str, Any]) -> TraceBlock:
         certainty=numbers(data, "certainty"),
         match_len=count(data, "match_len"),
         survival=numbers(data, "survival"),
-        is_cached=data["is_cached"] is True,
+        is_cached=flag(data, "is_cached"),
         cache_agreement=numbers(data, "cache_agreement"),
         cache_count=counts(data, "cache_count"),
     )

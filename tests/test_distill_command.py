@@ -247,9 +247,21 @@ def test_replies_to_chats_are_in_no_lookup_cache_then_or_later(
     beside = lookup_cache_path(options.out)
     beside.write_bytes(b"of an older drafter")
     assert distill(options).looked_up == (
-        "none, as it would hold the replies to what you wrote in your chats"
+        "none, as it would, or might, hold the replies to what you wrote in your chats"
     )
     assert not beside.exists()
     (options.work / "finished").unlink()
     distill(replace(options, from_chats=False))
     assert not beside.exists()
+
+
+def test_where_it_is_not_known_whether_chats_were_used_there_is_no_lookup_cache(
+    tiny_llama: Path, tmp_path: Path
+) -> None:
+    options = tiny_options(tiny_llama, tmp_path)
+    distill(options)
+    assert lookup_cache_path(options.out).exists()
+    (options.work / "no-chats").unlink()  # as in work folders from before there was one
+    (options.work / "finished").unlink()
+    assert "or might" in str(distill(options).looked_up)
+    assert not lookup_cache_path(options.out).exists()

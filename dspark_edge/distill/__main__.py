@@ -158,7 +158,10 @@ TARGET_HELP = (
     "a GGUF file, or a name of the catalogue; where many sequences side by side are slow in its "
     "format, give a copy (llama-quantize --allow-requantize IN OUT Q8_0): its drafter fits both"
 )
-PROMPTS_HELP = "prompts to mix in: JSON lines, or a prompt a line; may be given again"
+PROMPTS_HELP = (
+    "prompts to mix in: JSON lines, or a prompt a line; may be given again. Whoever gets the "
+    "lookup cache can read the replies, and the last words of their prompts"
+)
 TAPS_HELP = "target layers that it reads; default: evenly spread, or those of --start-from"
 TEMPERATURES_HELP = "of the sampled replies, each with one of them; default: 0 0.6 0.8 1"
 DRAWN_SHARE_HELP = "of the prompts, drawn from the target where others are given; default: half"

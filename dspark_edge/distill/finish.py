@@ -32,7 +32,7 @@ from .train import Progress
 from .trial import Trial, calibrate, measure
 
 N_PARITY = 8  # blocks
-FROM_CHATS = "from-chats"  # in the work folder: some replies are to the user's own chats
+NO_CHATS = "no-chats"  # in the work folder: no reply is to what the user wrote in chats
 
 
 @dataclass(slots=True)
@@ -107,13 +107,13 @@ def _save_lookup_cache(options: Options, store: ShardStore, held_out: HeldOut) -
     """Why there is none where there is none; what lay there was another drafter's then."""
     path = lookup_cache_path(options.out)
     # A drafter may be passed on; what its maker's chats are about may not be.
-    is_private = (options.work / FROM_CHATS).exists()
+    is_private = not (options.work / NO_CHATS).exists()
     replies = [] if is_private else known_replies(store, held_out)
     if replies:
         return save_lookup_texts(path, replies)
     path.unlink(missing_ok=True)
     if is_private:
-        return "none, as it would hold the replies to what you wrote in your chats"
+        return "none, as it would, or might, hold the replies to what you wrote in your chats"
     return "none, as all replies are held out to judge by; give more --hours"
 
 

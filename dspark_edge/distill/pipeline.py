@@ -13,7 +13,7 @@ import torch
 from .build import check_memory, new_drafter
 from .clock import Clock
 from .collect import Collector
-from .finish import FROM_CHATS, Trained, finish
+from .finish import NO_CHATS, Trained, finish
 from .lock import alone_in
 from .options import Options
 from .precision import train_dtype
@@ -60,9 +60,11 @@ def _distill(options: Options, device: torch.device, now: Callable[[], float]) -
     )
     n_slots = n_at_once * options.data.max_reply * shape.block_size
     check_memory(shape, options.n_draft_max, n_slots)
-    check_same_work(options.work, options.target, shape, options.data)
-    if options.from_chats:  # known to later runs on the same replies too
-        (options.work / FROM_CHATS).touch()
+    is_new = check_same_work(options.work, options.target, shape, options.data)
+    if options.from_chats:  # later runs on the same replies know it too
+        (options.work / NO_CHATS).unlink(missing_ok=True)
+    elif is_new:
+        (options.work / NO_CHATS).touch()
     clock = Clock(options.work / "clock.json", options.hours * 3600.0, now=now)
     is_finished = options.work / FINISHED
     if is_finished.exists() and clock.left_s(shares_of(clock.total_s).train) <= 0:

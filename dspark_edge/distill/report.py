@@ -170,7 +170,7 @@ def _looked_up(facts: Facts) -> str:
     return (
         f"{lookup_cache_path(facts.drafter).name}: {len(found.tokens)} tokens in "
         f"{len(found.lengths)} of the replies, none of them held out; whoever has the file can "
-        "read them"
+        "read them, and the last words of their prompts"
     )
 
 

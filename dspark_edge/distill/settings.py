@@ -100,8 +100,8 @@ def shares_of(total_s: float) -> Shares:
     )
 
 
-def check_same_work(work: Path, target: Path, shape: Shape, data: DataSettings) -> None:
-    """Remember what a work folder is for, or see that it is for the same.
+def check_same_work(work: Path, target: Path, shape: Shape, data: DataSettings) -> bool:
+    """Remember what a work folder is for, or see that it is for the same. Whether it is new.
 
     Raises ValueError when it belongs to another target or other settings, OSError when it cannot
     be written.
@@ -115,6 +115,7 @@ def check_same_work(work: Path, target: Path, shape: Shape, data: DataSettings) 
                 f"{work} was begun for another target or other settings; "
                 "remove it, or give another --work"
             )
-        return
+        return False
     if not write_atomically(path, text):
         raise OSError(f"{path} cannot be written; give another --work")
+    return True

@@ -19,6 +19,7 @@ from ..loading import load
 from ..lookup_cache import told_of
 from ..sequence import SamplingParams, Stats
 from .gguf_header import GgufHeader, read_header
+from .memory_estimate import n_vocab_of
 
 PROMPTS = (
     "List the days of the week in order.",
@@ -169,7 +170,7 @@ def expected(drafter: Path) -> str:
     promised = "; ".join(filter(None, known)) or (
         "not known: the file states nothing, and no calibration lies beside it"
     )
-    looked_up = told_of(drafter, n_vocab=header.length(TOKENS_KEY))
+    looked_up = told_of(drafter, n_vocab=n_vocab_of(header))
     return f"{promised}; lookup cache: {looked_up}" if looked_up else promised
 
 
