@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-COUNT_MAX = 2**53  # what every reader of JSON can hold
+COUNT_MAX = 2**63 - 1  # the core takes no more; seeds are as large
 
 
 def is_number(value: Any) -> bool:
