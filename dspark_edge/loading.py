@@ -248,7 +248,7 @@ def _note_limits(asked: _Asked, choice: Choice, decoder: BlockDecoder) -> None:
         # texts of a hundred; with one sequence none did.
         reason = "recurrent states are rolled back reliably for one sequence only; pass n_seq=1"
     if choice.proposer is not None and reason:
-        choice.proposer, choice.reason = None, reason
+        choice.proposer, choice.reason, choice.fits = None, reason, None
         choice.notices.append(f"speculation off: {choice.reason}")
     if asked.n_ctx > decoder.n_ctx_train:
         choice.notices.append(
@@ -287,14 +287,14 @@ def _device_name(n_threads: int, n_gpu_layers: int) -> str:
 
 
 def _calibration(choice: Choice) -> Calibration | None:
-    if choice.fits is None or choice.proposer is None:
+    if choice.fits is None:
         return None
     n_slots = max(choice.n_max, choice.n_lookup)
     return load_calibration(choice.fits, n_slots=n_slots, notices=choice.notices)
 
 
 def _lookup_cache(choice: Choice, decoder: BlockDecoder) -> LookupCache | None:
-    if choice.fits is None or choice.proposer is None:
+    if choice.fits is None:
         return None
     texts = load_lookup_texts(choice.fits, n_vocab=decoder.n_vocab, notices=choice.notices)
     return None if texts is None else LookupCache(texts.tokens, texts.lengths)

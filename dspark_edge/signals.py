@@ -53,7 +53,8 @@ Features = tuple[float, ...]
 class DraftSignals:
     """What a drafter said about one draft; lists run over its tokens.
 
-    The core reads the fields in place (csrc/bindings_survival.cpp): it has to know them all.
+    The core reads the fields by name, and makes a new draft by their order
+    (csrc/bindings_survival.cpp).
 
     confidence: c_k in 0..1 from the drafter's head, None without one.
     certainty: score margin of the drawn token over the runner-up, in logits at the drafting

@@ -45,15 +45,21 @@ def store_in(folder: Path, limit_bytes: int = 1 << 40) -> ShardStore:
     return ShardStore(folder, limit_bytes=limit_bytes)
 
 
+def three_in(folder: Path) -> list[Sampled]:
+    """Three sequences of different lengths, now in a shard there."""
+    store = store_in(folder)
+    made = [sampled(7), sampled(2, n_prompt=1, n_reply=1), sampled(9, n_reply=11)]
+    for each in made:
+        store.add(each)
+    store.flush()
+    return made
+
+
 # ---------------------------------------------------------------- shards
 
 
 def test_sequences_come_back_from_a_shard_as_they_went_in(tmp_path: Path) -> None:
-    store = store_in(tmp_path)
-    before = [sampled(7), sampled(2, n_prompt=1, n_reply=1), sampled(9, n_reply=11)]
-    for each in before:
-        store.add(each)
-    store.flush()
+    before = three_in(tmp_path)
     again = store_in(tmp_path)
     assert again.numbers == {7, 2, 9}
     assert again.n_tokens == 5 + 1 + 11
@@ -112,11 +118,7 @@ def test_too_little_disk_is_said_at_the_start(
 
 def test_texts_are_read_without_what_the_target_saw(tmp_path: Path) -> None:
     """Of gigabytes of shards, megabytes: the large arrays cannot even be read here."""
-    store = store_in(tmp_path)
-    before = [sampled(7), sampled(2, n_prompt=1, n_reply=1), sampled(9, n_reply=11)]
-    for each in before:
-        store.add(each)
-    store.flush()
+    before, store = three_in(tmp_path), store_in(tmp_path)
     path = tmp_path / store.shards[0].name
     features = before[0].features.tobytes()
     path.write_bytes(path.read_bytes().replace(features, bytes(len(features))))
